@@ -22,10 +22,15 @@ ADVICE = {
 """Advice for each doubt, by the name of its limit."""
 OVERDUE = "server deadline_s"
 """The doubt about a server that went on after more than twice a round's deadline: it stood still meanwhile."""
-DOUBTS = (*(f"server {name}" for name in ADVICE), OVERDUE, *(f"clients {name}" for name in ADVICE))
-"""All doubts, in the order of reports."""
+DOUBTS = {
+    **{f"server {name}": f"the server, {name}: {text}" for name, text in ADVICE.items()},
+    "server compute_share": "the server, compute_share: the server's own work made up the round: choose fewer clients a"
+    " round, or a smaller model",
+    OVERDUE: "the server, deadline_s: it passed a deadline by more than the deadline; let it run while it waits",
+    **{f"clients {name}": f"client hosts, {name}: {text}" for name, text in ADVICE.items()},
+}
+"""All doubts, in the order of reports, each in words with advice on what to do."""
 _STOOD_STILL = {OVERDUE, *(f"{host} {name}" for host in ("server", "clients") for name in ("stopped_s", "suspended_s"))}
-_SERVER_COMPUTES = "the server's own work made up the round: choose fewer clients a round, or a smaller model"
 
 
 @dataclass(frozen=True)
@@ -93,13 +98,3 @@ def still_s(doubt: str, record: RoundRecord) -> float:
         return 0.0
     reports = [record.host] if host == "server" else [o.host for o in record.observations]
     return max((float(getattr(report, name)) for report in reports), default=0.0)
-
-
-def advice(doubt: str) -> str:
-    """One doubt in words, with advice on what to do."""
-    host, name = doubt.split()
-    if doubt == OVERDUE:
-        return "the server, deadline_s: it passed a deadline by more than the deadline; let it run while it waits"
-    if doubt == "server compute_share":
-        return f"the server, {name}: {_SERVER_COMPUTES}"
-    return f"{'the server' if host == 'server' else 'client hosts'}, {name}: {ADVICE[name]}"

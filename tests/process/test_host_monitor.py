@@ -21,7 +21,7 @@ import pausefl
 from pausefl_process.host_monitor import HostMonitor, HostReport, Peaks, StealMeter
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.reported_values import host_of
-from pausefl_server.host_limits import ADVICE, HostLimits, advice
+from pausefl_server.host_limits import ADVICE, DOUBTS, HostLimits
 from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import LogEvent, RoundRecord, Timing
@@ -210,7 +210,7 @@ def test_each_limit_is_a_doubt_of_its_own_with_advice() -> None:
         bad = HostReport(**{name: 0.9})
         assert (limits.of_server(bad), limits.of_client(bad, "round_trip")) == ([f"server {name}"], [f"clients {name}"])
         assert limits.teaches(limits.of_server(bad)) == (name not in ("stopped_s", "suspended_s"))
-        assert advice(f"clients {name}").startswith(f"client hosts, {name}: ")
+        assert DOUBTS[f"clients {name}"].startswith(f"client hosts, {name}: ")
 
 
 def test_what_clients_compute_spoils_no_communication_time_nor_a_drawn_total_and_advice_fits_its_host() -> None:
@@ -218,9 +218,9 @@ def test_what_clients_compute_spoils_no_communication_time_nor_a_drawn_total_and
     busy = HostReport(compute_share=0.9)
     assert HostLimits().of_client(busy, "communication") == []
     assert HostLimits().of_client(busy, "round_trip", total_delays=True) == []
-    assert "choose fewer clients" in advice("server compute_share")
-    assert "time_scale" not in advice("server compute_share")
-    assert 'latency.signal = "communication"' in advice("clients compute_share")
+    assert "choose fewer clients" in DOUBTS["server compute_share"]
+    assert "time_scale" not in DOUBTS["server compute_share"]
+    assert 'latency.signal = "communication"' in DOUBTS["clients compute_share"]
 
 
 def doubted_round() -> RoundRecord:

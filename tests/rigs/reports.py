@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pausefl_server.host_limits import advice
+from pausefl_server.host_limits import DOUBTS
 from pausefl_server.pings import Ping
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.storage import store
@@ -46,7 +46,7 @@ def summary(**changes: Any) -> dict[str, Any]:
         "tau_min_s": 0.05, "clamped_latencies": 2, "capped": {"c": {"stated examples": 1000}},
         "disclosed": ["n_examples", "<b>more</b>"], "selection_s_median": 1e-4, "rejected_updates": 0,
         "stopped_because": "all rounds done", "outcome": "completed", "failures": [], "suspect_rounds": 1,
-        "suspect_because": {"clients steal_share": {"rounds": 1, "advice": advice("clients steal_share")}},
+        "suspect_because": {"clients steal_share": {"rounds": 1, "advice": DOUBTS["clients steal_share"]}},
     } | changes  # fmt: skip
 
 

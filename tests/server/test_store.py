@@ -47,9 +47,8 @@ def records_of(cls: type[Any], **drawn: st.SearchStrategy[Any]) -> st.SearchStra
 
 
 HOSTS = records_of(HostReport)
-OBSERVATIONS = records_of(
-    Observation, timing=records_of(Timing), host=HOSTS, suspect=st.lists(st.sampled_from(DOUBTS), max_size=3).map(tuple)
-)
+SUSPECT = st.lists(st.sampled_from([*DOUBTS]), max_size=3).map(tuple)
+OBSERVATIONS = records_of(Observation, timing=records_of(Timing), host=HOSTS, suspect=SUSPECT)
 KINDS = st.sampled_from(["joined", "left", "missed", "rejected", "reconciled", "retired", "capped"])
 RECORDS = records_of(
     RoundRecord,

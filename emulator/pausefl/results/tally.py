@@ -13,7 +13,7 @@ from pausefl.results.selections import ChoiceCounter, per_client_round
 from pausefl.results.stored_summary import Failure, Suspicion, TimingError
 from pausefl_client.link import Mode
 from pausefl_server.clients import ClientTable
-from pausefl_server.host_limits import advice, clients_behind
+from pausefl_server.host_limits import DOUBTS, clients_behind
 from pausefl_server.records import LogEvent, RoundRecord
 
 _MOST_FAILURES = 5
@@ -77,7 +77,7 @@ class RunTally:
     def suspect_because(self) -> dict[str, Suspicion]:
         """By reason for doubt: how many rounds it affected, advice, and rounds by client whose host gave it."""
         return {
-            doubt: {"rounds": count, "advice": advice(doubt), "clients": dict(self._doubted[doubt].most_common())}
+            doubt: {"rounds": count, "advice": DOUBTS[doubt], "clients": dict(self._doubted[doubt].most_common())}
             for doubt, count in self._doubts.most_common()
         }
 

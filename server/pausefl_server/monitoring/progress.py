@@ -5,7 +5,7 @@ import time
 
 from pausefl_process.events import ModelEvaluated, Notice, Report, RollCall, RoundCommitted, WaitingForClients
 from pausefl_server.clients import ClientTable
-from pausefl_server.host_limits import advice, still_s
+from pausefl_server.host_limits import DOUBTS, still_s
 from pausefl_server.monitoring.line_limit import LineLimit
 from pausefl_server.monitoring.noise import MOST_NOISE_TO_CLIP, NOISE_REMEDY, in_times
 from pausefl_server.monitoring.observer import RunObserver
@@ -153,7 +153,7 @@ class ProgressReporter(RunObserver):
         for doubt in filter(self._is_new, record.suspect):
             lasted_s = still_s(doubt, record)
             how_long = f" (for {lasted_s:.1f} s)" if lasted_s else ""
-            self.noticed(f"round {record.round} is suspect{how_long}: {advice(doubt)}", "suspect")
+            self.noticed(f"round {record.round} is suspect{how_long}: {DOUBTS[doubt]}", "suspect")
 
     def _announce_failures(self, record: RoundRecord) -> None:
         """Report why clients gave no update, once for each of the first reasons (`_FAILURES_SAID`)."""

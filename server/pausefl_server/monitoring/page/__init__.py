@@ -18,7 +18,7 @@ import numpy as np
 
 from pausefl_process.http_server import Response, Route, text_response
 from pausefl_proto.arrays import FloatArray
-from pausefl_server.host_limits import advice, clients_behind
+from pausefl_server.host_limits import DOUBTS, clients_behind
 from pausefl_server.monitoring.snapshot import PARTS, Clients, RunSnapshot, greatest_and_median, parts_of
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import RoundRecord
@@ -130,7 +130,7 @@ def frame(now: RunSnapshot, settings: ServerSettings) -> dict[str, Any]:
         "withdrawn_jobs": now.events["withdrawn"],
         "suspect_rounds": now.suspect_rounds,
         "suspect_observations": now.suspect_observations,
-        "doubts": [{"rounds": n, "advice": advice(d)} for d, n in now.doubts.items()],
+        "doubts": [{"rounds": n, "advice": DOUBTS[d]} for d, n in now.doubts.items()],
         "metric": now.metric,
         "evaluations": {split: {"round": t, "accuracy": e.accuracy} for split, (t, e) in now.evaluations.items()},
         "accuracy": {split: _rows(curve.points) for split, curve in now.accuracy.items()},
