@@ -1,6 +1,6 @@
 """One client as the server sees it: an actor that owns its stream, times its exchanges and checks what it sends."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from pausefl_process.host_monitor import HostWatch
@@ -48,14 +48,8 @@ class StreamToClient(Protocol):
         """Send one message; returns when it has been handed to the network."""
 
 
-@dataclass(frozen=True, slots=True)
-class _AskAgain:
-    """To the client actor itself: send the job again, because the answer arrived damaged."""
-
-    exchange: Exchange
-
-
-_Message = Order | _AskAgain
+_Message = Order | Exchange
+"""An exchange is a message of the actor to itself: send its job again, because the answer arrived damaged."""
 
 
 class ClientActor(Actor[_Message]):
@@ -125,10 +119,10 @@ class ClientActor(Actor[_Message]):
                 self._last_job = message.key
                 self._most_released += 1
                 await self._send_job(self._exchange)
-            case _AskAgain(exchange) if exchange is self._exchange:
+            case Exchange() if message is self._exchange:
                 # The parts of the exchange are timed from now on. The time until now counts as `reconnect_s`.
-                exchange.job, exchange.started_s = replace(exchange.job, handed_over_s=exchange.first_s), self._clock()
-                await self._send_job(exchange)
+                message.job, message.started_s = replace(message.job, handed_over_s=message.first_s), self._clock()
+                await self._send_job(message)
             case pb.Ack():
                 await self._stream.write(encode(pb.ServerMessage(ack=message)))
             case pb.Withdraw():
@@ -264,7 +258,7 @@ class ClientActor(Actor[_Message]):
         """
         result, exchange.result, exchange.frames = exchange.result, None, None
         is_wanted = exchange.job.key == self._last_job and exchange.job.key not in self._withdrawn
-        if is_wanted and exchange.times_asked < _MOST_TIMES_ASKED and self.offer(_AskAgain(exchange)):
+        if is_wanted and exchange.times_asked < _MOST_TIMES_ASKED and self.offer(exchange):
             exchange.times_asked += 1
             self._exchange = exchange
             return
