@@ -199,7 +199,7 @@ async def serve(
         report(Finished(coordinator.stopped_because, left, coordinator.outcome))
         result = RunResult(
             coordinator.state,
-            coordinator.theta,
+            coordinator.model.theta,
             evaluator.best,
             final,
             best,
@@ -292,7 +292,7 @@ async def _evaluate_last(
     An interrupted run does not evaluate its last model on the subsets. So, once resumed, it finds the same best model
     and has the same series of accuracies as without an interruption.
     """
-    last, theta = coordinator.state.round, coordinator.theta
+    last, theta = coordinator.state.round, coordinator.model.theta
     if coordinator.outcome != "interrupted":
         await evaluator.ask(Evaluate(last, theta, subset=True, patient=patient))
     final = await evaluator.ask(Evaluate(last, theta, subset=False))

@@ -281,7 +281,7 @@ async def test_a_client_drawn_twice_has_no_greater_share_than_the_limit(rig: Mak
         await r.join_all("abc")
         await r.played()
         mean = 0.4 * update_of("a", 1) + 0.3 * update_of("b", 1) + 0.3 * update_of("c", 1)
-        np.testing.assert_allclose(r.coordinator.theta - r.theta_0, mean, atol=1e-6)
+        np.testing.assert_allclose(r.coordinator.model.theta - r.theta_0, mean, atol=1e-6)
         assert r.events() == [("capped", "a")]
 
 
@@ -292,14 +292,14 @@ async def test_a_late_update_adds_nothing_to_its_clients_greatest_share(rig: Mak
         await b.next_job()
         await a.play(1)
         await a.next_job()
-        before = r.coordinator.theta
+        before = r.coordinator.model.theta
         r.coordinator.offer(b.update(1, b.release()))
         r.coordinator.offer(b.update(2, b.release()))
         r.coordinator.offer(a.update(2, a.release()))
         await r.played()
         mean = 0.25 * update_of("b", 2) + 0.25 * update_of("b", 1) / math.sqrt(2)
         assert len(r.store.rounds()[1].observations) == 2
-        np.testing.assert_allclose(r.coordinator.theta - before, 0.5 * update_of("a", 2) + mean, atol=1e-6)
+        np.testing.assert_allclose(r.coordinator.model.theta - before, 0.5 * update_of("a", 2) + mean, atol=1e-6)
 
 
 async def test_a_client_states_label_counts_and_none_of_the_policys_statistics(rig: MakeRig) -> None:

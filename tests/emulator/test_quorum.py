@@ -143,7 +143,7 @@ async def test_a_kept_late_update_is_damped_in_the_next_model(rig: MakeRig) -> N
         await play_with_late_b(r)
         weights = np.array([EXAMPLES["a"], EXAMPLES["b"]])
         second = (weights[0] * update_of("a", 2) + weights[1] * update_of("b", 1) / math.sqrt(2)) / weights.sum()
-        np.testing.assert_allclose(r.coordinator.theta, r.theta_0 + update_of("a", 1) + second, rtol=1e-5)
+        np.testing.assert_allclose(r.coordinator.model.theta, r.theta_0 + update_of("a", 1) + second, rtol=1e-5)
         assert ("merged", "b") in r.events()
         assert (r.spent("b"), r.coordinator.state.table.used.tolist()) == ((1, BUDGET.spent(1)), [2, 1])
 
@@ -167,7 +167,7 @@ async def test_an_update_of_a_client_given_up_is_late_while_its_round_is_open(ri
         await peers["b"].answer(1)
         await peers["a"].answer(1)
         await r.played()
-        np.testing.assert_allclose(r.coordinator.theta, averaged(r.theta_0, 1, "ab" if keeps else "a"), rtol=1e-5)
+        np.testing.assert_allclose(r.coordinator.model.theta, averaged(r.theta_0, 1, "ab" if keeps else "a"), rtol=1e-5)
         assert (("merged", "b") in r.events()) == keeps
         assert ("late", "b") in r.events()
         assert (r.rejected(), r.spent("b")) == (0, (1, BUDGET.spent(1)))
@@ -178,12 +178,12 @@ async def test_a_kept_late_update_of_a_client_drawn_twice_counts_twice(rig: Make
         peers = await ask(r, "ab")
         await peers["b"].answer(1)
         await peers["b"].next_job()  # round 2
-        before = r.coordinator.theta
+        before = r.coordinator.model.theta
         await peers["a"].answer(1)  # too late
         await peers["b"].answer(2)
         await r.played()
         mean = (2 * update_of("a", 1) / math.sqrt(2) + update_of("b", 2)) / (2 + 1)
-        np.testing.assert_allclose(r.coordinator.theta - before, mean, atol=1e-6)
+        np.testing.assert_allclose(r.coordinator.model.theta - before, mean, atol=1e-6)
 
 
 @pytest.mark.parametrize("rounds", [(1, 2), (2, 1)])
@@ -242,12 +242,12 @@ async def test_a_kept_late_update_that_is_an_outlier_is_logged_as_dropped(rig: M
         await peers["b"].answer(1)
         for peer in peers.values():
             await peer.next_job()  # round 2; c is late with round 1
-        model = r.coordinator.theta
+        model = r.coordinator.model.theta
         await peers["c"].answer(1, vector=1000 * update_of("c", 1))  # too late
         r.coordinator.offer(peers["c"].update(2, peers["c"].release()))
         r.coordinator.offer(peers["a"].update(2, peers["a"].release()))
         await r.played()
-        np.testing.assert_allclose(r.coordinator.theta, averaged(model, 2, "ac"), atol=1e-5)
+        np.testing.assert_allclose(r.coordinator.model.theta, averaged(model, 2, "ac"), atol=1e-5)
         judged = [event for event in r.events() if event[0] in ("rejected", "merged", "dropped")]
         assert judged == [("rejected", "c"), ("dropped", "c")]
         assert r.spent("c") == (2, BUDGET.spent(2))
@@ -258,12 +258,12 @@ async def test_a_kept_update_that_a_kill_loses_is_logged_as_dropped_and_stays_pa
     """Kept updates are in memory only. Their cost is logged at once, whether or not the client comes back."""
     async with rig(All(2), rounds=2, **KEEPS).running() as r:
         await keep_b(r)  # the server is killed here, within round 2
-        model = r.coordinator.theta
+        model = r.coordinator.model.theta
     async with rig(All(2), rounds=2, **KEEPS, minimum_clients=1).running() as r:
-        np.testing.assert_array_equal(r.coordinator.theta, model)
+        np.testing.assert_array_equal(r.coordinator.model.theta, model)
         await (await r.join("a", manual=True, released=1)).play(2)
         await r.played()
-        np.testing.assert_allclose(r.coordinator.theta, model + update_of("a", 2), rtol=1e-5)
+        np.testing.assert_allclose(r.coordinator.model.theta, model + update_of("a", 2), rtol=1e-5)
         assert r.spent("b") == (1, BUDGET.spent(1))
         kinds = [kind for kind, client_id in r.events() if client_id == "b"]
         assert kinds == ["late", "reconciled", "left", "unsettled", "dropped"]  # b had the job of round 2, too
@@ -339,5 +339,5 @@ async def test_late_updates_of_an_attempt_that_failed_count_in_full(rig: MakeRig
         await a.answer(1, attempt=1)
         await a.answer(1, attempt=2)
         await asyncio.wait_for(r.played(), 20)
-        np.testing.assert_allclose(r.coordinator.theta, r.theta_0 + update_of("a", 1), rtol=1e-5)
+        np.testing.assert_allclose(r.coordinator.model.theta, r.theta_0 + update_of("a", 1), rtol=1e-5)
         assert ("merged", "a") in r.events()

@@ -105,7 +105,7 @@ async def playing(
 
 
 def theta(play: Play) -> Vector:
-    return play.rig.coordinator.theta
+    return play.rig.coordinator.model.theta
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ async def test_after_a_kill_updates_without_a_step_are_asked_for_under_their_key
         weights = [EXAMPLES[client_id] for client_id in pair]
         mean = np.average([update_of(client_id, 1) for client_id in pair], axis=0, weights=weights)
         expected = expected + alpha * s * (mean + way * (r.theta_0 - expected))
-    np.testing.assert_allclose(r.coordinator.theta, expected, rtol=1e-5)
+    np.testing.assert_allclose(r.coordinator.model.theta, expected, rtol=1e-5)
 
 
 def round_of(pair: str, base: FloatArray, number: int) -> FloatArray:
@@ -411,7 +411,7 @@ async def test_each_tier_plays_rounds_and_the_model_is_the_mean_of_theirs_also_a
         else:
             fast = round_of("ab", theta[steps[0] - 1], steps[0])
         theta.append((steps[1] * fast + steps[0] * slow) / sum(steps))
-    np.testing.assert_allclose(r.coordinator.theta, theta[-1], rtol=1e-5)
+    np.testing.assert_allclose(r.coordinator.model.theta, theta[-1], rtol=1e-5)
     digests = [[record.model_digest for record in of_run] for of_run in records]
     assert digests[0] == digests[1]
 

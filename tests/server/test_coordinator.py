@@ -38,9 +38,9 @@ async def test_rounds_are_averaged_by_data_size_committed_and_acknowledged(rig: 
     theta = r.theta_0
     for record in r.store.rounds():
         theta = averaged(theta, record.round, "abc")
-    np.testing.assert_allclose(r.coordinator.theta, theta, atol=1e-5)
+    np.testing.assert_allclose(r.coordinator.model.theta, theta, atol=1e-5)
     loaded = r.checkpoint.load(4, r.store.rounds()[-1].model_digest)
-    np.testing.assert_array_equal(loaded, r.coordinator.theta, strict=True)
+    np.testing.assert_array_equal(loaded, r.coordinator.model.theta, strict=True)
     assert [record.chosen for record in r.store.rounds()] == [("a", "b", "c")] * 4
     assert r.coordinator.stopped_because == "all rounds done"
     # A job acknowledges all answers before it. After the last round, an explicit message does.
@@ -79,7 +79,7 @@ class Suspicious(All):
 async def test_a_policy_sees_the_updates_and_may_keep_one_out_of_the_model(rig: MakeRig) -> None:
     async with rig(Suspicious(2), rounds=1, minimum_clients=3).played_by("cba") as r:
         (record,) = r.store.rounds()
-        np.testing.assert_allclose(r.coordinator.theta, averaged(r.theta_0, 1, "ac"), atol=1e-6)
+        np.testing.assert_allclose(r.coordinator.model.theta, averaged(r.theta_0, 1, "ac"), atol=1e-6)
         found = {o.client_id: o.statistics for o in record.observations}
         assert found == {c: {"first": float(update_of(c, 1)[0])} for c in "abc"}
         assert r.spent("b") == (1, BUDGET.spent(1))  # its release counts nevertheless
@@ -140,7 +140,7 @@ async def test_rule_and_optimizer_make_the_model_and_the_state_is_committed(rig:
         for t in (1, 2, 3):
             m = 0.9 * m + np.median([update_of(c, t) for c in "abc"], axis=0)
             theta += 0.5 * m
-        np.testing.assert_allclose(r.coordinator.theta, theta, atol=1e-5)
+        np.testing.assert_allclose(r.coordinator.model.theta, theta, atol=1e-5)
         state = r.store.optimizer_state(3)
         assert state is not None
         np.testing.assert_allclose(state, m, atol=1e-5)
@@ -185,7 +185,7 @@ async def test_a_client_drawn_twice_trains_once_and_counts_twice(rig: MakeRig) -
     assert (record.chosen, len(record.observations)) == (("a", "a", "b"), 2)
     assert (record.details, record.cluster_penalty_s) == ({"energy": 2.5}, 0.375)
     expected = r.theta_0 + (2 * update_of("a", 1) + update_of("b", 1)) / 3
-    np.testing.assert_allclose(r.coordinator.theta, expected, atol=1e-6)
+    np.testing.assert_allclose(r.coordinator.model.theta, expected, atol=1e-6)
     assert r.coordinator.state.table.chosen.tolist() == [2, 1]
 
 

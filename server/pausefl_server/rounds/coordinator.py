@@ -10,7 +10,7 @@ from pausefl_process.events import Outcome
 from pausefl_process.host_monitor import UNWATCHED, HostWatch
 from pausefl_proto.errors import PauseflError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Vector, digest
+from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, digest
 from pausefl_server.actor import Actor
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.monitoring.observer import RunObserver
@@ -83,18 +83,14 @@ class Coordinator(Actor[_Message]):
         self._open: OpenStep | None = None  # None between rounds; asynchronous runs always have one once begun
         self._surplus: dict[str, Update] = {}  # updates kept for a later step, by client
         self._elapsed: Elapsed | None = None  # None until a job has left
-        self._unreported: RoundRecord | None = None  # the committed round that is not acknowledged and reported yet
-        self._to_acknowledge: list[Update] = []  # the updates of that round
+        self._unreported: tuple[RoundRecord, list[Update]] | None = (
+            None  # committed, updates not acknowledged yet
+        )
         self._is_at_work = False  # whether the log knows that this process has sent jobs
         self._finishes_rounds = finishes_rounds
         self._asked_to_end: tuple[str, float] | None = None  # the reason, and until when the open round may be finished
         self._without_update = 0  # attempts in a row without an update, since this process began
         self._needed = settings.updates_needed(self.state.policy.m)
-
-    @property
-    def theta(self) -> Vector:
-        """The current global model, (d,) float32."""
-        return self.model.theta
 
     async def work(self) -> None:
         """Play the remaining rounds, then dismiss all clients. PauseflError if no round can begin."""
@@ -355,7 +351,7 @@ class Coordinator(Actor[_Message]):
         self.model = model
         self.state.after_round(record)
         self._attempts.pop(record.round, None)  # asynchronous steps, of which a run may have many, leave one each
-        self._unreported, self._to_acknowledge = record, list(step.updates.values())
+        self._unreported = record, list(step.updates.values())
         self._without_update = 0
 
     async def _try_again(self, record: RoundRecord) -> None:
@@ -384,16 +380,16 @@ class Coordinator(Actor[_Message]):
 
         The `busy` clients have that job, which itself acknowledges their earlier updates.
         """
-        record, self._unreported = self._unreported, None
-        if record is None:
+        if self._unreported is None:
             return
-        for update in self._to_acknowledge:
+        (record, updates), self._unreported = self._unreported, None
+        for update in updates:
             if update.client_id not in busy:
                 self._members.offer(update.client_id, pb.Ack(round=update.round, attempt=update.attempt))
         self._observer.round_committed(record, self.state, budgets_end(self.state, self._settings))
         every = self._settings.evaluation_every
         if every and record.round % every == 0 and record.round < self._settings.rounds:
-            self._evaluator.consider(record.round, self.theta)
+            self._evaluator.consider(record.round, self.model.theta)
         self._members.send_pings(self._now_s(), busy)
 
     # -- waiting for clients
