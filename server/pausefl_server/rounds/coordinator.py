@@ -83,9 +83,7 @@ class Coordinator(Actor[_Message]):
         self._open: OpenStep | None = None  # None between rounds; asynchronous runs always have one once begun
         self._surplus: dict[str, Update] = {}  # updates kept for a later step, by client
         self._elapsed: Elapsed | None = None  # None until a job has left
-        self._unreported: tuple[RoundRecord, list[Update]] | None = (
-            None  # committed, updates not acknowledged yet
-        )
+        self._unreported: tuple[RoundRecord, list[Update]] | None = None  # committed, updates not acknowledged yet
         self._is_at_work = False  # whether the log knows that this process has sent jobs
         self._finishes_rounds = finishes_rounds
         self._asked_to_end: tuple[str, float] | None = None  # the reason, and until when the open round may be finished

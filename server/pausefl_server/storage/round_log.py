@@ -41,7 +41,7 @@ class RoundLog(Collection[RoundRecord]):
     def failed_attempts(self) -> list[RoundRecord]:
         """The failed attempts at the round after the last one, in order. No client answered these."""
         with self._database() as database:
-            return list(_attempts(database, "round = ?", self.last + 1))
+            return list(_attempts(database, self.last + 1))
 
     def __len__(self) -> int:
         return int(self._length)
@@ -49,30 +49,29 @@ class RoundLog(Collection[RoundRecord]):
     def __iter__(self) -> Iterator[RoundRecord]:
         with self._database() as database:
             for row in database.execute(_SELECT_COMMITTED, (self.last,)):
-                failed = tuple(_attempts(database, "round = ?", row[0]))
-                observed = [observation_of(o) for o in database.execute(_SELECT_OBSERVATIONS, row[:1])]
+                failed = tuple(_attempts(database, row[0]))
+                observed = tuple(map(observation_of, database.execute(SELECT_OBSERVATIONS, row[:1])))
                 yield record_of(row, observed, *_told(database, row), failed)
 
     def __contains__(self, record: object) -> bool:
         return any(each == record for each in self)
 
 
-def _attempts(database: sqlite3.Connection, which: str, *values: int) -> Iterator[RoundRecord]:
-    for row in database.execute(_SELECT_FAILED.format(which=which), values):
-        yield record_of(row, [], *_told(database, row), ())
+def _attempts(database: sqlite3.Connection, round: int) -> Iterator[RoundRecord]:
+    for row in database.execute(SELECT_FAILED, (round,)):
+        yield record_of(row, (), *_told(database, row), ())
 
 
-def _told(database: sqlite3.Connection, attempt: tuple[Any, ...]) -> tuple[list[LogEvent], list[Miss]]:
+def _told(database: sqlite3.Connection, attempt: tuple[Any, ...]) -> tuple[tuple[LogEvent, ...], tuple[Miss, ...]]:
     """The events and misses of an attempt, given its row."""
-    events = database.execute(SELECT_EVENTS, attempt[:2])
-    misses = database.execute(_SELECT_MISSES, attempt[:2])
-    return [LogEvent(*row) for row in events], [miss_of(row) for row in misses]
+    events, misses = database.execute(SELECT_EVENTS, attempt[:2]), database.execute(_SELECT_MISSES, attempt[:2])
+    return tuple(LogEvent(*row) for row in events), tuple(map(miss_of, misses))
 
 
 _COUNT_ROUNDS = "SELECT count(*), coalesce(max(round), 0) FROM rounds WHERE ? IS NULL OR round <= ?"
 _ATTEMPT = ", ".join(ATTEMPT_COLUMNS)
 _SELECT_COMMITTED = f"SELECT {_ATTEMPT} FROM rounds WHERE round <= ? ORDER BY round"
-_SELECT_FAILED = f"SELECT {_ATTEMPT} FROM failed_attempts WHERE {{which}} ORDER BY round, attempt"
-_SELECT_OBSERVATIONS = f"SELECT {', '.join(OBSERVATION_COLUMNS)} FROM observations WHERE round = ? ORDER BY client_id"
+SELECT_FAILED = f"SELECT {_ATTEMPT} FROM failed_attempts WHERE round = ? ORDER BY attempt"
+SELECT_OBSERVATIONS = f"SELECT {', '.join(OBSERVATION_COLUMNS)} FROM observations WHERE round = ? ORDER BY client_id"
 SELECT_EVENTS = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE round = ? AND attempt = ? ORDER BY sequence"
 _SELECT_MISSES = f"SELECT {', '.join(MISS_COLUMNS)} FROM misses WHERE round = ? AND attempt = ? ORDER BY client_id"

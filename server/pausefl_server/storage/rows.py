@@ -1,6 +1,7 @@
 """Converts records of the log to rows of run.db's tables, and back."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any
@@ -36,25 +37,20 @@ miss_values = attrgetter(*MISS_COLUMNS)
 _scalar_values = attrgetter(*_SCALARS)
 _timing_values = attrgetter(*_TIMING)
 _host_values = attrgetter(*HOST_COLUMNS)
+_json = json.JSONEncoder(default=dict).encode  # takes any mapping
 
 
 def round_row(record: RoundRecord) -> tuple[Any, ...]:
     """The row of `rounds` or `failed_attempts` for a round."""
-    as_json = {
-        "chosen": json.dumps(record.chosen),
-        "weights": None if record.weights is None else json.dumps(record.weights),
-        "details": json.dumps(dict(record.details)),
-        "suspect": json.dumps(record.suspect),
-    }
-    values = (as_json[name] if name in as_json else getattr(record, name) for name in ROUND_COLUMNS)
-    return (*values, *_host_values(record.host))
+    values = (getattr(record, name) for name in ROUND_COLUMNS)
+    return (*(_json(v) if isinstance(v, tuple | Mapping) else v for v in values), *_host_values(record.host))
 
 
 def record_of(
     row: tuple[Any, ...],
-    observations: list[Observation],
-    events: list[LogEvent],
-    misses: list[Miss],
+    observations: tuple[Observation, ...],
+    events: tuple[LogEvent, ...],
+    misses: tuple[Miss, ...],
     failed_attempts: tuple[RoundRecord, ...],
 ) -> RoundRecord:
     """The record of a round, from its row and its records from the other tables."""
@@ -65,20 +61,14 @@ def record_of(
     values["suspect"] = tuple(json.loads(values["suspect"]))
     host = HostReport(*row[len(ROUND_COLUMNS) :])
     return RoundRecord(
-        observations=tuple(observations),
-        events=tuple(events),
-        misses=tuple(misses),
-        failed_attempts=failed_attempts,
-        host=host,
-        **values,
+        observations=observations, events=events, misses=misses, failed_attempts=failed_attempts, host=host, **values
     )
 
 
 def observation_row(round: int, o: Observation) -> tuple[Any, ...]:
     """The row of `observations` for an observation."""
-    statistics = json.dumps(dict(o.statistics)) if o.statistics else "{}"
-    suspect = json.dumps(o.suspect)
-    return (round, *_scalar_values(o), *_timing_values(o.timing), *_host_values(o.host), suspect, statistics)
+    parts = *_timing_values(o.timing), *_host_values(o.host)
+    return (round, *_scalar_values(o), *parts, _json(o.suspect), _json(o.statistics))
 
 
 def observation_of(row: tuple[Any, ...]) -> Observation:

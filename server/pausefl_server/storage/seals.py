@@ -8,15 +8,16 @@ from typing import Any
 
 from pausefl_process.databases import open_read_only
 from pausefl_proto.errors import ConfigError
-from pausefl_server.storage.rows import ATTEMPT_COLUMNS, EVENT_COLUMNS, MISS_COLUMNS, OBSERVATION_COLUMNS
+from pausefl_server.storage.round_log import SELECT_FAILED, SELECT_OBSERVATIONS
+from pausefl_server.storage.rows import ATTEMPT_COLUMNS, EVENT_COLUMNS, MISS_COLUMNS
 
 SCHEMA_VERSION = 7
 """The version of run.db's tables and views."""
 
 _SELECT_ROUND = (
     f"SELECT {', '.join(ATTEMPT_COLUMNS)} FROM rounds WHERE round = ?",
-    f"SELECT {', '.join(ATTEMPT_COLUMNS)} FROM failed_attempts WHERE round = ? ORDER BY attempt",
-    f"SELECT {', '.join(OBSERVATION_COLUMNS)} FROM observations WHERE round = ? ORDER BY client_id",
+    SELECT_FAILED,
+    SELECT_OBSERVATIONS,
     f"SELECT attempt, {', '.join(MISS_COLUMNS)} FROM misses WHERE round = ? ORDER BY attempt, client_id",
     f"SELECT attempt, {', '.join(EVENT_COLUMNS)} FROM events WHERE round = ? ORDER BY sequence",
 )
