@@ -1,4 +1,4 @@
-"""Names for types of numpy arrays, read-only views, and the greatest values of an array."""
+"""Names for types of numpy arrays, read-only views, descriptions, and the greatest values of an array."""
 
 from typing import Any, TypeVar
 
@@ -17,6 +17,11 @@ def read_only(values: _Array) -> _Array:
     view = values.view()
     view.flags.writeable = False
     return view
+
+
+def form(found: object) -> str:
+    """A short description of a value that a user's own code returned, for errors."""
+    return f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
 
 
 def are_greatest(values: npt.NDArray[np.floating[Any]], k: int) -> BoolArray:

@@ -440,7 +440,7 @@ def test_a_run_that_an_impossible_choice_ended_says_how_to_go_on(tmp_path: Path)
     own = ["--set", "selection.policy=raising:Raises", "--set", "experiment.clock=virtual"]
     failed = run("run", config, "--run-dir", run_dir, *own)
     assert failed.returncode == 1
-    assert failed.stderr.startswith("pausefl: selection.policy: in round 3 it chose rows of type list: must be")
+    assert failed.stderr.startswith("pausefl: selection.policy: in round 3 it chose rows as list: must be")
     assert failed.stderr.endswith(f"; go on with: pausefl run --resume {run_dir}\n")
     (tmp_path / "raising.py").write_text(RAISES.replace("== 3", "== 0"))
     assert run("run", "--resume", run_dir).returncode == 0

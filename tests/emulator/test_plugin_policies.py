@@ -71,30 +71,30 @@ def test_rows_come_in_any_order_and_a_policy_cannot_change_which_are_eligible() 
     [
         (None, "a NoneType: must be a pausefl_server.selection.Selection"),
         ([0, 1], "a list: must be a pausefl_server.selection.Selection"),
-        (Selection([0, 1]), "rows of type list: must be an int64 array of one row or more"),  # type: ignore[arg-type]  # wrong on purpose
-        (selection_of([]), "rows of shape (0,) and type int64: must be"),
-        (selection_of([[0, 1]]), "rows of shape (1, 2) and type int64: must be"),
-        (selection_of(np.array([0.0, 1.0])), "rows of shape (2,) and type float64: must be"),
-        (selection_of(np.ones(13, np.bool_)), "rows of shape (13,) and type bool: must be"),
+        (Selection([0, 1]), "rows as list: must be an int64 array of one row or more"),  # type: ignore[arg-type]  # wrong on purpose
+        (selection_of([]), "rows as int64 of shape (0,): must be"),
+        (selection_of([[0, 1]]), "rows as int64 of shape (1, 2): must be"),
+        (selection_of(np.array([0.0, 1.0])), "rows as float64 of shape (2,): must be"),
+        (selection_of(np.ones(13, np.bool_)), "rows as bool of shape (13,): must be"),
         (selection_of([-1, 0]), "row -1: must be one of context.eligible"),
         (selection_of([0, 99]), "row 99: must be one of context.eligible"),
         (selection_of([1, 2, 3]), "row 2: must be one of context.eligible"),
         (selection_of([0, 1, 0]), "row 0 twice: must have weights for that"),
-        (selection_of([0, 1], 0.5), "weights of type float: must be a float64 array of one for each of 2 rows"),
-        (selection_of([0, 1], [1]), "weights of shape (1,) and type int64: must be"),
-        (selection_of([0, 1], [0.5]), "weights of shape (1,) and type float64: must be"),
+        (selection_of([0, 1], 0.5), "weights as float: must be a float64 array of one for each of 2 rows"),
+        (selection_of([0, 1], [1]), "weights as int64 of shape (1,): must be"),
+        (selection_of([0, 1], [0.5]), "weights as float64 of shape (1,): must be"),
         (selection_of([0, 1], [0.5, 0.0]), "weights that are not all finite and above 0"),
         (selection_of([0, 1], [0.5, np.nan]), "weights that are not all finite and above 0"),
         (selection_of([0, 1], [0.5, np.inf]), "weights that are not all finite and above 0"),
-        (selection_of([0, 1], size=np.int64(2)), "details with size of type int64: must be a float"),
-        (selection_of([0, 1], size="two"), "details with size of type str: must be a float"),
+        (selection_of([0, 1], size=np.int64(2)), "details with size as int64: must be a float"),
+        (selection_of([0, 1], size="two"), "details with size as str: must be a float"),
         (selection_of([0, 1], size=math.nan), "details with size = nan: must be finite"),
         (selection_of([0, 1], size=-math.inf), "details with size = -inf: must be finite"),
-        (Selection(PAIR, details={3: 1.0}), "details with a name of type int: must be a text"),  # type: ignore[dict-item]  # wrong on purpose
-        (Selection(PAIR, details=[1.0]), "details of type list: must be a dict of numbers by name"),  # type: ignore[arg-type]  # wrong on purpose
-        (Selection(PAIR, details=None), "details of type NoneType: must be a dict"),  # type: ignore[arg-type]  # wrong on purpose
+        (Selection(PAIR, details={3: 1.0}), "details with a name as int: must be a text"),  # type: ignore[dict-item]  # wrong on purpose
+        (Selection(PAIR, details=[1.0]), "details as list: must be a dict of numbers by name"),  # type: ignore[arg-type]  # wrong on purpose
+        (Selection(PAIR, details=None), "details as NoneType: must be a dict"),  # type: ignore[arg-type]  # wrong on purpose
         (Selection(PAIR, cluster_penalty_s=math.nan), "cluster_penalty_s = nan: must be finite"),
-        (Selection(PAIR, cluster_penalty_s="3"), "cluster_penalty_s of type str: must be a float"),  # type: ignore[arg-type]  # wrong on purpose
+        (Selection(PAIR, cluster_penalty_s="3"), "cluster_penalty_s as str: must be a float"),  # type: ignore[arg-type]  # wrong on purpose
     ],
 )
 def test_what_cannot_be_played_is_one_clear_line(selection: Any, message: str) -> None:
@@ -111,15 +111,15 @@ BOTH = np.ones(2, np.bool_)
     ("inspection", "message"),
     [
         ({}, "a dict: must be a pausefl_server.selection.Inspection, or None"),
-        (Inspection(None, BOTH), "statistics of type NoneType: must be a list of dicts, one for each update"),  # type: ignore[arg-type]  # wrong on purpose
+        (Inspection(None, BOTH), "statistics as NoneType: must be a list of dicts, one for each update"),  # type: ignore[arg-type]  # wrong on purpose
         (Inspection([{}], BOTH), "1 statistics: must be one for each of 2 updates"),
-        (Inspection([{}, None], BOTH), "statistics of type NoneType: must be a dict of numbers by name"),  # type: ignore[list-item]  # wrong on purpose
+        (Inspection([{}, None], BOTH), "statistics as NoneType: must be a dict of numbers by name"),  # type: ignore[list-item]  # wrong on purpose
         (Inspection([{}, {"a": math.nan}], BOTH), "statistics with a = nan: must be finite"),
-        (Inspection([{"a": "x"}, {}], BOTH), "statistics with a of type str: must be a float"),  # type: ignore[dict-item]  # wrong on purpose
-        (Inspection([{"a": np.float32(2)}, {}], BOTH), "statistics with a of type float32: must be"),  # type: ignore[dict-item]  # wrong on purpose
-        (Inspection([{}, {}], BOTH[:1]), "admitted of shape (1,) and type bool: must be a bool array of one for"),
-        (Inspection([{}, {}], [True, True]), "admitted of type list: must be a bool array"),  # type: ignore[arg-type]  # wrong on purpose
-        (Inspection([{}, {}], PAIR), "admitted of shape (2,) and type int64: must be a bool array"),
+        (Inspection([{"a": "x"}, {}], BOTH), "statistics with a as str: must be a float"),  # type: ignore[dict-item]  # wrong on purpose
+        (Inspection([{"a": np.float32(2)}, {}], BOTH), "statistics with a as float32: must be"),  # type: ignore[dict-item]  # wrong on purpose
+        (Inspection([{}, {}], BOTH[:1]), "admitted as bool of shape (1,): must be a bool array of one for"),
+        (Inspection([{}, {}], [True, True]), "admitted as list: must be a bool array"),  # type: ignore[arg-type]  # wrong on purpose
+        (Inspection([{}, {}], PAIR), "admitted as int64 of shape (2,): must be a bool array"),
     ],
 )
 def test_what_a_policy_finds_in_updates_is_checked(inspection: Any, message: str) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from annotated_types import Gt
 
 from pausefl_process.registry import Registry
-from pausefl_proto.arrays import FloatArray
+from pausefl_proto.arrays import FloatArray, form
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.number_types import Positive, PositiveShare, Whole
 from pausefl_proto.wire import Vector
@@ -79,11 +79,6 @@ def checked_vector(found: Vector, size: int, key: str) -> Vector:
     if not np.isfinite(found).all():
         raise PauseflError(f"{key}: returned values that are not finite")
     return np.ascontiguousarray(found)
-
-
-def form(found: object) -> str:
-    """A short description of a value that a user's own code returned, for errors."""
-    return f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
 
 
 def capped_shares(weights: FloatArray, share_max: float) -> FloatArray:

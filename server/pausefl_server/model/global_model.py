@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pausefl_proto.arrays import FloatArray, read_only
+from pausefl_proto.arrays import FloatArray, form, read_only
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.wire import Vector, digest
-from pausefl_server.model.aggregation import Aggregation, checked_vector, form, weighted_mean
+from pausefl_server.model.aggregation import Aggregation, checked_vector, weighted_mean
 from pausefl_server.model.optimizers import Optimizer
 
 _KEY = "aggregation.optimizer"

@@ -12,7 +12,7 @@ from pausefl.experiment.measured.formats import Row, bytes_of, csv_table, unpick
 from pausefl.experiment.measured.reading import quoted
 from pausefl_process.plugins import in_one_line
 from pausefl_process.registry import Registry
-from pausefl_proto.arrays import BoolArray
+from pausefl_proto.arrays import BoolArray, form
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.number_types import Bounded, Count, Positive, Share
@@ -192,5 +192,4 @@ def reached(availability: Availability, client_id: str, rounds: int, seed: int) 
     if isinstance(on, np.ndarray) and on.dtype == np.bool_ and on.shape == (rounds,):
         return on.copy()
     method = f"{type(availability).__module__}:{type(availability).__name__}.on"
-    returned = f"{on.dtype} of shape {on.shape}" if isinstance(on, np.ndarray) else type(on).__name__
-    raise ConfigError(f"clients.groups: {method}: must return a bool array of shape ({rounds},); returned {returned}")
+    raise ConfigError(f"clients.groups: {method}: must return a bool array of shape ({rounds},); returned {form(on)}")
