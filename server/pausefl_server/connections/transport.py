@@ -51,20 +51,15 @@ class FederationServer:
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     async def start(self, host: str, port: int) -> int:
-        """Listen, and return the port (port 0: any free one).
-
-        ConfigError if the port is taken, or if a file for TLS is wrong.
-        """
+        """Listen, and return the port; ConfigError if it is taken, or if a file for TLS is wrong."""
         bound = listen(self._server, "server", host, port, self._tls)
         await self._server.start()
         return bound
 
     async def stop(self, grace_s: float) -> None:
-        """Let clients close their streams within `grace_s` of the goodbye, then break the others."""
         await self._server.stop(grace_s)
 
     async def _show_offer(self, _: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-        """Send the experiment to a peer that may say hello."""
         try:
             await self._handler.show(self._offer, GrpcStreamToClient(context), _peer(context))
         except TryLaterError as error:
