@@ -129,7 +129,7 @@ class ClientTable:
         return self.estimated_tau_min_s if self.tau_min_s is None else self.tau_min_s
 
     def eligible(self) -> IntArray:
-        """Rows that can be asked now, ascending: connected and not retired. See `backoff.selectable_rows`."""
+        """Rows that can be asked now, ascending: connected and not retired. See `choosing.selectable_rows`."""
         return (self.connected & ~self.retired).nonzero()[0]
 
     def rows(self, ids: Iterable[str]) -> IntArray:

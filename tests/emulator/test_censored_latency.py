@@ -15,7 +15,7 @@ from pausefl_proto.budget import Budget
 from pausefl_server.clients import ClientTable
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.records import LogEvent, Miss, RoundRecord, Timing
-from pausefl_server.rounds.backoff import selectable_rows
+from pausefl_server.rounds.choosing import selectable_rows
 from pausefl_server.selection import Context
 from pausefl_server.selection.latency import Recent, mean_and_count, remember
 from pausefl_server.selection.observed import seen_by_policy

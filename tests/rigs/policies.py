@@ -11,7 +11,7 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.draws import generator
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
-from pausefl_server.rounds.backoff import selectable_rows
+from pausefl_server.rounds.choosing import selectable_rows
 from pausefl_server.selection import POLICIES, Context, Oracle, Policy, Selection, policy_class
 from pausefl_server.selection.observed import seen_by_policy
 

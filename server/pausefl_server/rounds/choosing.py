@@ -8,7 +8,7 @@ import numpy as np
 
 from pausefl_proto.arrays import IntArray
 from pausefl_proto.draws import generator
-from pausefl_server.rounds.backoff import selectable_rows
+from pausefl_server.clients import ClientTable
 from pausefl_server.rounds.budget_exhaustion import too_few_left, used_up
 from pausefl_server.selection.base import Context, Oracle, Selection
 from pausefl_server.selection.validation import checked
@@ -51,6 +51,36 @@ def free_places(
         count, rows = min(count, steps.buffer), rows[~np.isin(tiers[rows], tiers[at_work])]
         rows = rows[tiers[rows] == tiers[rows].min(initial=len(tiers))]
     return FreePlaces(count, rows, jobs) if count > 0 and rows.size else None
+
+
+def selectable_rows(
+    table: ClientTable, round: int, m: int, rest_rounds_max: int, among: IntArray | None = None
+) -> IntArray:
+    """Rows that may be selected in `round`, ascending: connected, not retired and not at rest.
+
+    A client that missed k times in a row rests min(2^(k-1), rest_rounds_max) rounds, as a binary exponential backoff
+    (Metcalfe and Boggs, CACM 1976). An answer ends its rests. If fewer than m other clients are there, resting clients
+    are asked too, those first whose rest ends first. A client that missed an earlier attempt at this round is asked
+    again only if no other client is there. `among`: rows to consider instead of all eligible ones, ascending.
+    """
+    rows = table.eligible() if among is None else among
+    is_silent = table.misses_in_a_row[rows] > 0
+    if not np.count_nonzero(is_silent):
+        return rows
+    missed_now = is_silent & (table.last_missed_round[rows] == round)
+    if missed_now.any() and not missed_now.all():
+        rows = rows[~missed_now]
+    doublings = np.minimum(table.misses_in_a_row[rows] - 1, 62)
+    rest = np.minimum(np.left_shift(1, np.maximum(doublings, 0)), rest_rounds_max)
+    ends = np.where(table.misses_in_a_row[rows] > 0, table.last_missed_round[rows] + rest, 0)
+    resting = ends >= round
+    if not resting.any():
+        return rows
+    needed = max(0, m - int((~resting).sum()))
+    soonest = np.lexsort((table.tie_key[rows], ends))
+    recalled = [i for i in soonest.tolist() if resting[i]][:needed]
+    resting[recalled] = False
+    return rows[~resting]
 
 
 def choose(context: Context, state: RunState, free: FreePlaces | None = None) -> Selection:
