@@ -34,7 +34,7 @@ from pausefl_server.selection.policies.everyone import All
 from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.restore import restore
 from pausefl_server.storage.store import Store
-from pausefl_server.storage.store_actor import CommitRound, StoreActor
+from pausefl_server.storage.store_actor import StoreActor
 from rigs.coordinator import SIZE
 from rigs.databases import full_disk, opened_connections
 from rigs.log import record, theta
@@ -90,11 +90,14 @@ async def test_another_programs_transaction_is_waited_for(tmp_path: Path, monkey
 
     store.tell = tell
     with closing(_held(tmp_path / "run.db")) as other:
-        writing = asyncio.ensure_future(store_actor.receive(CommitRound(record(1), theta(1.0))))
+        running = asyncio.ensure_future(store_actor.run())
+        writing = asyncio.ensure_future(store_actor.commit_round(record(1), theta(1.0)))
         await told.wait()
         assert not writing.done()
         other.execute("ROLLBACK")
         await writing
+    store_actor.stop()
+    await running
     (message,) = said
     assert "another program is writing to" in message
     assert [r.round for r in store.rounds()] == [1]

@@ -22,7 +22,7 @@ from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, Roun
 from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.seals import SCHEMA_VERSION
 from pausefl_server.storage.store import Store
-from pausefl_server.storage.store_actor import CommitRound, StoreActor
+from pausefl_server.storage.store_actor import StoreActor
 from rigs.databases import opened_connections
 from rigs.log import fresh_store, observation, query, record, theta
 
@@ -291,7 +291,7 @@ async def test_what_was_asked_is_on_disk_when_the_answer_comes(actor: tuple[Stor
     committed = record(1, observation("a"), model_digest=digest(theta(1.0)))
     async with asyncio.TaskGroup() as group:
         group.create_task(store_actor.run())
-        await store_actor.ask(CommitRound(committed, theta(1.0)))
+        await store_actor.commit_round(committed, theta(1.0))
         assert store.rounds() == [committed]
         assert checkpoint.load(1, digest(theta(1.0))) is not None
         await store_actor.ask(lambda store: store.save_evaluations(1, [Evaluation("test", False, 10, 0.5, 1.0)]))
@@ -309,5 +309,5 @@ async def test_a_disk_that_takes_nothing_is_an_error_with_a_reason(actor: tuple[
     async with asyncio.TaskGroup() as group:
         group.create_task(store_actor.run())
         with pytest.raises(PauseflError, match="log cannot be written"):
-            await store_actor.ask(CommitRound(record(1), theta(1.0)))
+            await store_actor.commit_round(record(1), theta(1.0))
         store_actor.stop()

@@ -26,7 +26,7 @@ from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.service import RunResult
 from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.store import Store
-from pausefl_server.storage.store_actor import CommitRound, StoreActor
+from pausefl_server.storage.store_actor import StoreActor
 from rigs.federation import SIZE, clients, federation, log_of, private
 from rigs.log import ROUNDS, a_round, commit_rounds, theta
 from rigs.places import TESTS
@@ -269,8 +269,11 @@ async def test_a_log_that_was_taken_away_takes_no_further_round(tmp_path: Path, 
     if loss == "replaced":
         folder.mkdir()
         Store(folder / "run.db").close()
-    with pytest.raises(PauseflError, match=r"run's log cannot be written: .*deleted, moved or replaced.*run\.db"):
-        await StoreActor(store, checkpoint).receive(CommitRound(a_round(2), theta(0.0, 1)))
+    async with asyncio.TaskGroup() as group:
+        group.create_task((keeper := StoreActor(store, checkpoint)).run())
+        with pytest.raises(PauseflError, match=r"run's log cannot be written: .*deleted, moved or replaced.*run\.db"):
+            await keeper.commit_round(a_round(2), theta(0.0, 1))
+        keeper.stop()
     store.close()
     checkpoint.close()
 
@@ -365,9 +368,9 @@ async def test_no_round_is_in_the_log_without_the_model_that_is_kept_of_it(tmp_p
         (tmp_path / "round-00000002.f32").mkdir()  # so that the model of round 2 cannot be written
         async with asyncio.TaskGroup() as group:
             group.create_task(keeper.run())
-            await keeper.ask(CommitRound(a_round(1), theta(1.0)))
+            await keeper.commit_round(a_round(1), theta(1.0))
             with pytest.raises(PauseflError, match="log cannot be written"):
-                await keeper.ask(CommitRound(a_round(2), theta(2.0)))
+                await keeper.commit_round(a_round(2), theta(2.0))
             keeper.stop()
         assert [played.round for played in store.rounds()] == [1]
         assert 1 in checkpoint.kept()

@@ -88,10 +88,8 @@ def choose(context: Context, state: RunState, free: FreePlaces | None = None) ->
 
     With `free`, the choice is for these places, and the policy's m is their number.
     """
-    if free is None:
-        return checked(state.policy.select(state.policy_state, context), context)
-    policy = replace(state.policy, m=free.count)
-    return checked(policy.select(state.policy_state, context), context, free.count)
+    policy = state.policy if free is None else replace(state.policy, m=free.count)
+    return checked(policy.select(state.policy_state, context), context, None if free is None else free.count)
 
 
 def context_of(

@@ -33,7 +33,7 @@ from pausefl_server.rounds.preparation import Preparer, off_loop
 from pausefl_server.selection.base import Oracle
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import StartingPoint
-from pausefl_server.storage.store_actor import CommitRound, StoreActor
+from pausefl_server.storage.store_actor import StoreActor
 
 # How long a run that is stopped waits for clients at work, so that the ε they spend is logged.
 _DRAIN_S = 3.0
@@ -345,7 +345,7 @@ class Coordinator(Actor[_Message]):
         """Make the model and the round durable, then the run's state."""
         pings, self._pings = tuple(self._pings), []
         later = self._pending.to_log()  # logged together with the model they name: a repeated round makes another one
-        await self._store.ask(CommitRound(record, model.theta, pings, model.optimizer_state, later))
+        await self._store.commit_round(record, model.theta, pings, model.optimizer_state, later)
         self.model = model
         self.state.after_round(record)
         self._attempts.pop(record.round, None)  # asynchronous steps, of which a run may have many, leave one each
