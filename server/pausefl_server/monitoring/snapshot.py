@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -39,8 +39,6 @@ _PER_DECADE = 25
 SECONDS = np.array([float(f"{10 ** (k / _PER_DECADE):.4g}") for k in range(-59, 71)])
 """Upper bounds of the histograms' buckets, in seconds. From 5 ms to 10 minutes, the longest deadline that the server
 sets by itself, a quantile read from a histogram is wrong by at most 10 %."""
-
-AnyArray = TypeVar("AnyArray", IntArray, FloatArray)
 
 # A curve is drawn a few hundred pixels wide. More points would be useless.
 _POINTS_MAX = 512
@@ -100,6 +98,8 @@ def _column(dtype: type[Any]) -> Any:
 
 
 _OF_THE_TABLE = ("chosen", "released", "epsilon_spent", "connected", "retired")
+_OWN = {"bytes_down": 0, "bytes_up": 0, "at_work_s": 0.0, "round_trip_s": np.nan, "latency_s": np.nan, "ping_s": np.nan}
+"""The other columns, each with a new client's value."""
 _OF_THE_STATE = (
     "total_latency_s",
     "measured_latency_s",
@@ -132,19 +132,21 @@ class Clients:
     def after_round(
         self, table: ClientTable, observations: tuple[Observation, ...] = (), misses: tuple[Miss, ...] = ()
     ) -> "Clients":
-        """The columns after a round, whose record `table` already includes."""
-        before = self._grown(table)
-        columns: dict[str, Any] = {name: getattr(table, name).copy() for name in _OF_THE_TABLE}
+        """The columns after a round, whose record `table` already includes. The table only appends rows."""
+        came = len(table) - len(self.ids)
+        own = {name: np.concatenate((getattr(self, name), np.full(came, at_first))) for name, at_first in _OWN.items()}
+        of_table = {name: getattr(table, name).copy() for name in _OF_THE_TABLE}
+        after = replace(self, ids=tuple(table.ids) if came else self.ids, **of_table, **own)
         if observations:
             rows = table.rows(o.client_id for o in observations)
-            columns["bytes_down"] = _added(before.bytes_down, rows, [o.bytes_down for o in observations])
-            columns["bytes_up"] = _added(before.bytes_up, rows, [o.bytes_up for o in observations])
-            columns["round_trip_s"] = _put(before.round_trip_s, rows, [o.timing.round_trip_s for o in observations])
-            columns["latency_s"] = _put(before.latency_s, rows, [o.latency_s for o in observations])
-        if ended := [*(o.client_id for o in observations), *(m.client_id for m in misses)]:
-            times_s = [*(o.came_back_s - o.handed_out_s for o in observations), *(m.at_work_s for m in misses)]
-            columns["at_work_s"] = _added(before.at_work_s, table.rows(ended), times_s)
-        return replace(before, **columns)
+            np.add.at(after.bytes_down, rows, [o.bytes_down for o in observations])
+            np.add.at(after.bytes_up, rows, [o.bytes_up for o in observations])
+            after.round_trip_s[rows] = [o.timing.round_trip_s for o in observations]
+            after.latency_s[rows] = [o.latency_s for o in observations]
+        ended = table.rows([*(o.client_id for o in observations), *(m.client_id for m in misses)])
+        times_s = [*(o.came_back_s - o.handed_out_s for o in observations), *(m.at_work_s for m in misses)]
+        np.add.at(after.at_work_s, ended, times_s)
+        return after
 
     def foremost(self, top: int) -> IntArray:
         """The rows of the `top` clients of greatest latency and of the `top` of greatest ε spent, ascending."""
@@ -153,20 +155,9 @@ class Clients:
 
     def pinged(self, row: int, ping_s: float) -> "Clients":
         """The columns after a client's answer to a ping."""
-        return replace(self, ping_s=_put(self.ping_s, np.array([row]), [ping_s]))
-
-    def _grown(self, table: ClientTable) -> "Clients":
-        """The columns with entries for new clients. The table only appends rows and never moves one."""
-        came = len(table) - len(self.ids)
-        if not came:
-            return self
-        counts, times = np.zeros(came, np.int64), np.full(came, np.nan)
-        return replace(
-            self,
-            ids=tuple(table.ids),
-            **{name: np.concatenate([getattr(self, name), counts]) for name in ("bytes_down", "bytes_up", "at_work_s")},
-            **{name: np.concatenate([getattr(self, name), times]) for name in ("round_trip_s", "latency_s", "ping_s")},
-        )
+        column = self.ping_s.copy()
+        column[row] = ping_s
+        return replace(self, ping_s=column)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -307,15 +298,3 @@ def _times_at(now: RunSnapshot, round: int) -> tuple[float, float]:
         return now.total_latency_s, now.elapsed_s
     rounds, total_s, elapsed_s = now.leakage.points[:, :3].T
     return float(np.interp(round, rounds, total_s)), float(np.interp(round, rounds, elapsed_s))
-
-
-def _put(column: FloatArray, rows: IntArray, values: list[float]) -> FloatArray:
-    changed = column.copy()
-    changed[rows] = values
-    return changed
-
-
-def _added(column: AnyArray, rows: IntArray, values: Sequence[float]) -> AnyArray:
-    changed = column.copy()
-    np.add.at(changed, rows, values)
-    return changed
