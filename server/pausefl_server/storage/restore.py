@@ -43,7 +43,7 @@ def restore(
     found = models.find(begun)
     if found is None and back_to is None:
         begun = last - 1  # a crash while the last model was written
-        found = models.find_durable(begun)
+        found = models.find(begun, is_torn=True)
     if found is None:
         raise ConfigError(_nothing_left(last, models, store))
     theta, optimizer_state = found
@@ -137,29 +137,25 @@ class _Models:
     digests: Mapping[int, str]
     """By round."""
 
-    def find(self, round: int) -> tuple[Vector, Vector | None] | None:
-        """θ_t and the server optimizer's state; None if they are missing. θ_0 is made from the seed, not read."""
-        return (self.theta_0, None) if round == 0 else self._find_written(round)
+    def find(self, round: int, *, is_torn: bool = False) -> tuple[Vector, Vector | None] | None:
+        """θ_t and the server optimizer's state; None if they are missing. θ_0 is made from the seed, not read.
 
-    def find_durable(self, round: int) -> tuple[Vector, Vector | None] | None:
-        """See `find`, but θ_0 counts as missing unless it was written: then the folder is gone, not torn by a crash."""
-        if round > 0:
-            return self._find_written(round)
-        initial = self.store.meta("initial_digest") or ""
-        return (self.theta_0, None) if self.checkpoint.load(0, initial) is not None else None
+        `is_torn`: the next model is missing. θ_0 then has to be written: else the folder is gone, not torn by a crash.
+        """
+        if round == 0:
+            initial = self.store.meta("initial_digest") or ""
+            return None if is_torn and self.checkpoint.load(0, initial) is None else (self.theta_0, None)
+        model_digest = self.digests.get(round, "")
+        if (theta := self.checkpoint.load(round, model_digest)) is not None:
+            state = self.store.optimizer_state(round)
+            return theta, np.empty(0, np.float32) if state is None else state
+        return self.checkpoint.load_kept(round, model_digest)
 
     def rounds(self) -> list[int]:
         """All rounds to which the run can go back, the last one first."""
         known = {*self.digests, 0}
         likely = {*self.checkpoint.kept(), *sorted(known)[-2:], 0} & known
         return [t for t in sorted(likely, reverse=True) if self.find(t) is not None]
-
-    def _find_written(self, round: int) -> tuple[Vector, Vector] | None:
-        model_digest = self.digests.get(round, "")
-        if (theta := self.checkpoint.load(round, model_digest)) is not None:
-            state = self.store.optimizer_state(round)
-            return theta, np.empty(0, np.float32) if state is None else state
-        return self.checkpoint.load_kept(round, model_digest)
 
 
 def _checked(back_to: int, last: int, models: _Models) -> int:
