@@ -11,7 +11,7 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler, Vector, decode, encode
 from pausefl_server.actor import Actor
 from pausefl_server.connections.exchange import Exchange
-from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
+from pausefl_server.connections.rate_limit import ClientRateLimit
 from pausefl_server.connections.reported_values import (
     LONGEST_TEXT,
     check_update,
@@ -153,13 +153,9 @@ class ClientActor(Actor[_Message]):
         AbuseError if it sends too many messages, or too many that are rejected.
         """
         try:
-            try:
-                return await self._read_on()
-            except DamageError as damage:
-                self._rate_limit.count_rejection(str(damage))
-                raise
-        except AbuseError:
-            self.may_return = False
+            return await self._read_on()
+        except DamageError as damage:
+            self._rate_limit.count_rejection(str(damage))
             raise
 
     async def _read_on(self) -> str:

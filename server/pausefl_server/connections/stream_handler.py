@@ -187,6 +187,7 @@ class ClientStreamHandler:
             await asyncio.wait([writer])  # the run is over, but its goodbye may not be written yet
             return "the run is over"
         except (DamageError, AbuseError) as error:
+            actor.may_return = isinstance(error, DamageError)
             return await _send_off(actor, writer, str(error))
 
 

@@ -106,8 +106,7 @@ def anneal(
     if len(start) == len(ucb):
         return np.sort(start), 0
     chain = chain_of(ucb, start, axes, seed)
-    total = value.reset(start)
-    energy = float(ucb[start].min()) + total
+    energy = float(ucb[start].min()) + value.reset(start)
     best, best_energy = start.copy(), energy
     time_is_up = cooling.deadline(clock)
     for j in range(1, cooling.steps + 1):
