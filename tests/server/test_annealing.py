@@ -150,7 +150,7 @@ def test_where_everyone_is_in_the_set_there_is_nothing_to_anneal() -> None:
 def test_a_function_of_the_set_and_its_swap_methods_agree() -> None:
     """Label diversity updated swap by swap equals label diversity computed anew."""
     histograms = np.random.default_rng(0).integers(0, 50, (20, 10)).astype(np.float64)
-    fast, slow = LabelDiversity(histograms), Recomputed(LabelDiversity(histograms).__call__)
+    fast, slow = LabelDiversity(histograms), Recomputed(LabelDiversity(histograms).reset)
     current = np.arange(5)
     assert fast.reset(current) == pytest.approx(slow.reset(current))
     for out, incoming in [(0, 7), (3, 19), (7, 0), (1, 8)]:
@@ -162,12 +162,12 @@ def test_a_function_of_the_set_and_its_swap_methods_agree() -> None:
 
 def test_label_diversity_is_one_for_complementary_clients_and_none_for_a_single_label() -> None:
     diversity = LabelDiversity(np.array([[10.0, 0.0], [0.0, 10.0], [10.0, 0.0]]))
-    assert [diversity(np.array(pair)) for pair in ([0, 1], [0, 2])] == pytest.approx([1.0, 0.0], abs=1e-6)
+    assert [diversity.reset(np.array(pair)) for pair in ([0, 1], [0, 2])] == pytest.approx([1.0, 0.0], abs=1e-6)
     play = Play(policy_of("sa-pause labels")).rounds(1)
     play.table.label_counts = {0: np.array([5.0])}  # as its client states
     context = context_of(play.table, 2)
     diversity = LabelDiversity.of(context, context.eligible)
-    assert [diversity(np.array([k])) for k in (0, 1)] == pytest.approx([0.0, 1.0], abs=1e-6)
+    assert [diversity.reset(np.array([k])) for k in (0, 1)] == pytest.approx([0.0, 1.0], abs=1e-6)
 
 
 @pytest.mark.parametrize("stated", [np.full(10, 1e9), np.ones(1024), np.array([0.0, 1e12])])
@@ -180,5 +180,5 @@ def test_no_client_makes_its_sets_diverse_by_what_it_states(stated: np.ndarray) 
     of_silent = LabelDiversity.of(context, np.arange(13))
     table.label_counts[0] = stated
     of_liar = LabelDiversity.of(context, np.arange(13))
-    assert of_liar(honest) == pytest.approx(of_silent(honest))
-    assert of_liar(silent) <= of_silent(silent) + 1e-9
+    assert of_liar.reset(honest) == pytest.approx(of_silent.reset(honest))
+    assert of_liar.reset(silent) <= of_silent.reset(silent) + 1e-9

@@ -20,7 +20,7 @@ from pausefl_server.search import SetValue
 from pausefl_server.selection.base import Context
 
 Phi = Callable[[IntArray], float]
-Factory = Callable[[Context, IntArray], Phi]
+Factory = Callable[[Context, IntArray], Phi | SetValue]
 
 
 def factory_named(name: str) -> Factory:
@@ -49,10 +49,12 @@ def _takes_two(found: Any) -> bool:
 def made(name: str, context: Context, rows: IntArray) -> SetValue:
     """This round's Φ, made by the factory of this name, as a `SetValue`."""
     phi = factory_named(name)(context, rows)
-    if not (callable(phi) or hasattr(phi, "swapped")):
+    if hasattr(phi, "swapped"):
+        return cast(SetValue, phi)
+    if not callable(phi):
         kind = type(phi).__name__
         raise PauseflError(f'selection.sa-pause: "{name}" returned a {kind}: must return a function of the set')
-    return cast(SetValue, phi) if hasattr(phi, "swapped") else Recomputed(phi)
+    return Recomputed(phi)
 
 
 class Recomputed:
@@ -155,10 +157,6 @@ class LabelDiversity:
                 held = min(1.0, table.n_examples[row] / max(counts.sum(), 1.0))
                 histograms[i] = np.pad(counts * held, (0, classes - len(counts)))
         return cls(histograms)
-
-    def __call__(self, rows: IntArray) -> float:
-        """The diversity of the set at these positions."""
-        return self._entropy(self._histograms[rows].sum(axis=0))
 
     def reset(self, rows: IntArray) -> float:
         self._pooled = self._histograms[rows].sum(axis=0)
