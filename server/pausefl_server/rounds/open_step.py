@@ -52,8 +52,6 @@ class GivenJob:
     """`sent_s` as elapsed time (`rounds.elapsed`)."""
     draws: tuple[Draw, ...]
     """The client's draws: one, unless the policy drew the client more often."""
-    handed_over_s: float | None = None
-    """When the client was first handed the job, if its stream has broken since; else None."""
     breaks: int = 0
     """How often the client lost its stream while it owed the answer."""
     is_gone: bool = False
@@ -178,9 +176,9 @@ class OpenStep:
         """
         if self.due.get(client_id, math.inf) == math.inf or (given := self.jobs[client_id]).breaks > _MOST_BREAKS:
             return None
-        given.is_gone, first_s = False, given.handed_over_s
+        given.is_gone = False
         self.due[client_id] = self.deadline_s(given)
-        return replace(given.job, handed_over_s=first_s) if first_s is not None else replace(given.job, ready_s=now_s)
+        return replace(given.job, ready_s=now_s) if given.job.handed_over_s is None else given.job
 
     def lost(self, client_id: str, until_s: float, handed_over_s: float | None) -> None:
         """Wait until `until_s` at most for a client whose stream broke; no longer at all if that happens too often.
@@ -193,8 +191,8 @@ class OpenStep:
         given = self.jobs[client_id]
         given.is_gone, given.breaks = True, given.breaks + 1
         self.due[client_id] = -math.inf if given.breaks > _MOST_BREAKS else min(self.due[client_id], until_s)
-        if given.handed_over_s is None and handed_over_s is not None and handed_over_s >= given.job.ready_s:
-            given.handed_over_s = handed_over_s
+        if given.job.handed_over_s is None and handed_over_s is not None and handed_over_s >= given.job.ready_s:
+            given.job = replace(given.job, handed_over_s=handed_over_s)
 
     def miss_overdue(self, now_s: float) -> list[str]:
         """Stop waiting for the clients that are overdue; returns them."""
