@@ -32,6 +32,7 @@ from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import PrivacySettings
 from rigs.coordinator import BUDGET, EXAMPLES, CoordinatorRig, FakePeer, MakeRig, answer_of, averaged, update_of
 from rigs.policies import FirstTwice
+from rigs.settings import server_settings
 
 KEEPS: dict[str, Any] = {"quorum": 0.5, "keeps_late_updates": True}
 
@@ -212,7 +213,7 @@ def test_an_update_is_taken_64_rounds_after_its_own_at_most() -> None:
     late, table = LateUpdates(keeps=False), ClientTable()
     table.apply_events([LogEvent("joined", "a", n_examples=10)], round=1)
     for t in range(1, 66):
-        opened = OpenStep(t, needed=1, time_scale=1.0, elapsed=Elapsed(0.0, 0.0))
+        opened = OpenStep(t, needed=1, settings=server_settings(1), elapsed=Elapsed(0.0, 0.0))
         opened.give(Dispatch(t, 1, (), 0.0, 0.0), Selection(np.array([0])), ("a",), sent_s=0.0, timeout_s=1.0)
         late.expect(opened, opened.miss_overdue(1.0), table)
     with pytest.raises(WireError, match="round 1 is over"):

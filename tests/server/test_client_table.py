@@ -163,10 +163,10 @@ def aggregated(
     """A round of five clients, of which those in `updates` have answered. The model is zero and has two parameters."""
     state = RunState.start(NotTheSecond(5), 1)
     state.table.apply_events([LogEvent("joined", i, n_examples=10 * (k + 1)) for k, i in enumerate(IDS)], round=1)
-    opened = OpenStep(1, needed=5, time_scale=settings.time_scale, elapsed=Elapsed(0.0, 0.0))
+    opened = OpenStep(1, needed=5, settings=settings, elapsed=Elapsed(0.0, 0.0))
     opened.give(Dispatch(1, 1, (), 0.0, 0.0), Selection(np.arange(5), weights), IDS, sent_s=0.0, timeout_s=1.0)
     for client_id, vector in updates.items():
-        opened.take(answer_of(client_id, 1, Release(), vector=vector), state.table, settings, now_s=1.0)
+        opened.take(answer_of(client_id, 1, Release(), vector=vector), state.table, now_s=1.0)
     size = next(iter(updates.values())).size
     model = GlobalModel.start(np.zeros(size, np.float32), ServerOptimizer(), model_size=2)
     return aggregate(opened, late, state, model, settings)

@@ -55,20 +55,20 @@ STOPPED = HostReport(stopped_s=4.0)
 def open_round(time_scale: float = 1.0) -> OpenStep:
     """A round with the clients a and b."""
     job, chosen = Dispatch(1, 1, (), 0.0, ready_s=SENT_S), Selection(np.array([0, 1]))
-    opened = OpenStep(1, needed=2, time_scale=time_scale, elapsed=Elapsed(0.0, SENT_S))
+    opened = OpenStep(1, needed=2, settings=server_settings(8, time_scale=time_scale), elapsed=Elapsed(0.0, SENT_S))
     opened.give(job, chosen, ("a", "b"), sent_s=SENT_S, timeout_s=TIMEOUT_S)
     return opened
 
 
 @pytest.mark.parametrize(("is_needed", "latency_s"), [(False, 2.0), (True, 15.0)])
 def test_a_round_takes_the_wait_for_the_silent_only_where_they_were_needed(is_needed: bool, latency_s: float) -> None:
-    opened, table, settings = open_round(2.0), table_of({"a": [], "b": []}), server_settings(8, time_scale=2.0)
-    opened.take(answer_of("a", 1, Release(), timing=Timing(4.0)), table, settings, now_s=14.0)
+    opened, table = open_round(2.0), table_of({"a": [], "b": []})
+    opened.take(answer_of("a", 1, Release(), timing=Timing(4.0)), table, now_s=14.0)
     if is_needed:
         assert opened.miss_overdue(40.0) == ["b"]
     else:
         opened.end(40.0)
-    record = opened.record("", 40.0, 0.0, HostReport(), settings)
+    record = opened.record("", 40.0, 0.0, HostReport())
     kind = "timeout" if is_needed else "unneeded"
     assert [(miss.kind, miss.waited_s, miss.latency_s) for miss in record.misses] == [(kind, 30.0, 15.0)]
     assert record.round_latency_s == latency_s
@@ -85,11 +85,11 @@ def test_a_round_takes_the_wait_for_the_silent_only_where_they_were_needed(is_ne
 def test_clients_that_missed_were_at_work_within_elapsed_time(
     missed: Callable[[OpenStep, float], object], now_s: float
 ) -> None:
-    opened, settings = open_round(0.1), server_settings(8, time_scale=0.1)
+    opened = open_round(0.1)
     answer = answer_of("a", 1, Release(), timing=Timing(4.0), arrived_s=14.0)
-    opened.take(answer, table_of({"a": [], "b": []}), settings, now_s=14.0)
+    opened.take(answer, table_of({"a": [], "b": []}), now_s=14.0)
     missed(opened, now_s)
-    record = opened.record("", now_s, 0.0, HostReport(), settings)
+    record = opened.record("", now_s, 0.0, HostReport())
     assert 0 < record.misses[0].at_work_s <= 2 * record.elapsed_s - record.observations[0].came_back_s
     assert record.round_latency_s <= record.elapsed_s
 
@@ -100,16 +100,16 @@ def test_clients_that_missed_were_at_work_within_elapsed_time(
 )
 def test_an_absent_servers_misses_teach_nothing(late_s: float, host: HostReport, suspect: tuple[str, ...]) -> None:
     """The monitor saw a stop, or the server passed the deadline by more than the timeout itself."""
-    opened, table, settings = open_round(), table_of({"a": [], "b": []}), server_settings(8)
+    opened, table = open_round(), table_of({"a": [], "b": []})
     now_s = SENT_S + late_s * TIMEOUT_S
-    opened.take(answer_of("a", 1, Release(), arrived_s=now_s), table, settings, now_s)
+    opened.take(answer_of("a", 1, Release(), arrived_s=now_s), table, now_s)
     opened.miss("b", "timeout", "", now_s)
-    record = opened.record("", now_s, 0.0, host, settings)
+    record = opened.record("", now_s, 0.0, host)
     assert record.suspect == suspect
     assert [miss.teaches for miss in record.misses] == [not suspect]
     assert [o.teaches for o in record.observations] == [late_s < 2.0], "its own window is what counts"
     early = open_round()
-    early.take(answer_of("a", 1, Release(), arrived_s=SENT_S + 1.0), table, settings, now_s)
+    early.take(answer_of("a", 1, Release(), arrived_s=SENT_S + 1.0), table, now_s)
     assert early.observations["a"].teaches, "it came in time, and waited for the server"
 
 

@@ -162,7 +162,7 @@ class Coordinator(Actor[_Message]):
             self._pending.put_back(events)
             return
         elapsed = self._elapsed or Elapsed(self.state.elapsed_s, self._now_s())
-        step = self._open = self._open or OpenStep(number, self._needed, self._settings.time_scale, elapsed)
+        step = self._open = self._open or OpenStep(number, self._needed, self._settings, elapsed)
         step.events += events
         step.attempt = self._attempts.get(number, 1)
         self._ask_again(step)
@@ -197,7 +197,7 @@ class Coordinator(Actor[_Message]):
         return after
 
     def _give_up_stale(self, step: OpenStep) -> None:
-        self._note_missed(step, step.give_up_stale(self._settings.asynchronous.staleness_max, self._now_s()))
+        self._note_missed(step, step.give_up_stale(self._now_s()))
 
     def _ask_again(self, step: OpenStep) -> None:
         """Send the jobs that were out at an interruption again. Clients answer the same keys with the same bytes."""
@@ -289,7 +289,7 @@ class Coordinator(Actor[_Message]):
     def _record(self, step: OpenStep, model: GlobalModel, started: tuple[float, float]) -> RoundRecord:
         host = self._watch.report(started[0], time.process_time() - started[1])
         now_s = self._now_s()
-        return step.record(model.digest, now_s, now_s - self._run_began_s, host, self._settings)
+        return step.record(model.digest, now_s, now_s - self._run_began_s, host)
 
     def _fold_events(self, round: int) -> tuple[LogEvent, ...]:
         """Fold all events since the last round, and the retirements they cause, into the state; returns them."""
@@ -487,7 +487,7 @@ class Coordinator(Actor[_Message]):
 
     def _use(self, step: OpenStep, update: Update) -> None:
         update = with_stop_before(update, self.state.usual_propagation_s.get(update.client_id, 0.0))
-        step.take(update, self.state.table, self._settings, self._now_s())
+        step.take(update, self.state.table, self._now_s())
 
     def _take_surplus(self) -> None:
         surplus, self._surplus = self._surplus, {}

@@ -69,8 +69,7 @@ class OpenStep:
     number: int
     needed: int
     """How many answers end the step."""
-    time_scale: float
-    """The factor that converts emulated to real seconds."""
+    settings: ServerSettings
     elapsed: Elapsed
     events: list[LogEvent] = field(default_factory=list)
     """All events that are new to the step's selections: those since the step before."""
@@ -119,7 +118,7 @@ class OpenStep:
     def next(self, number: int, needed: int) -> "OpenStep":
         """The step after this one's commit, with the jobs that are still out."""
         jobs = {client_id: self.jobs[client_id] for client_id in self.due}
-        return OpenStep(number, needed, self.time_scale, self.elapsed, jobs=jobs, due=self.due)
+        return OpenStep(number, needed, self.settings, self.elapsed, jobs=jobs, due=self.due)
 
     def lacks(self, answer: Update | Refusal) -> bool:
         """Whether the step waits for this answer: its client owes one, and to this very job."""
@@ -144,23 +143,23 @@ class OpenStep:
             self.miss(client_id, "unneeded", "enough others had answered", now_s)
         return unneeded
 
-    def give_up_stale(self, staleness_max: int, now_s: float) -> list[str]:
+    def give_up_stale(self, now_s: float) -> list[str]:
         """Stop waiting for the clients whose models are too old; returns them."""
-        oldest = self.number - staleness_max
-        stale = [client_id for client_id in self.due if self.jobs[client_id].job.round < oldest]
+        staleness_max = self.settings.asynchronous.staleness_max
+        stale = [c for c in self.due if self.jobs[c].job.round < self.number - staleness_max]
         for client_id in stale:
             self.miss(client_id, "timeout", f"its model is more than {staleness_max} steps old", now_s)
         return stale
 
-    def take(self, update: Update, table: ClientTable, settings: ServerSettings, now_s: float) -> None:
+    def take(self, update: Update, table: ClientTable, now_s: float) -> None:
         """Record an update that the step waits for; its client must have a row in `table`."""
         given = self.settle(update.client_id)
         bounded = bounded_timing(update)
         if bounded is not update.timing:
             self.capped.append(LogEvent("capped", update.client_id, "device time"))
         self.updates[update.client_id] = update
-        seen = observe(update, bounded, table, settings, now_s, is_overdue=given.was_away(update.arrived_s))
-        took_s = bounded.signal_s("round_trip", self.time_scale) + seen.timing.server_wait_s
+        seen = observe(update, bounded, table, self.settings, now_s, is_overdue=given.was_away(update.arrived_s))
+        took_s = bounded.signal_s("round_trip", self.settings.time_scale) + seen.timing.server_wait_s
         self.elapsed = self.elapsed.after(given.elapsed_s, took_s, now_s)
         self.observations[update.client_id] = replace(
             seen,
@@ -207,7 +206,7 @@ class OpenStep:
     def fail(self, client_id: str, kind: MissKind, reason: str, now_s: float) -> None:
         """Record the miss of a client for which the step waited until now."""
         given = self.jobs[client_id]
-        self.elapsed = self.elapsed.after(given.elapsed_s, (now_s - given.sent_s) / self.time_scale, now_s)
+        self.elapsed = self.elapsed.after(given.elapsed_s, (now_s - given.sent_s) / self.settings.time_scale, now_s)
         self.miss(client_id, kind, reason, now_s)
 
     def _make_up_for_stall(self, now_s: float) -> None:
@@ -226,7 +225,7 @@ class OpenStep:
         given = self.settle(client_id)
         waited_s = now_s - given.sent_s
         # It is unknown how a silent client spent its time: all of the wait counts as communication.
-        latency_s, at_work_s = waited_s / self.time_scale, self.elapsed.at(now_s) - given.elapsed_s
+        latency_s, at_work_s = waited_s / self.settings.time_scale, self.elapsed.at(now_s) - given.elapsed_s
         self.misses[client_id] = Miss(client_id, kind, waited_s, latency_s, reason, max(0.0, at_work_s))
 
     def settle(self, client_id: str) -> GivenJob:
@@ -242,14 +241,12 @@ class OpenStep:
         """The weight of this draw's update before it is discounted."""
         return float(table.n_examples[table.row_of[draw.client_id]]) if draw.weight is None else draw.weight
 
-    def record(
-        self, model_digest: str, now_s: float, wall_clock_s: float, host: HostReport, settings: ServerSettings
-    ) -> RoundRecord:
+    def record(self, model_digest: str, now_s: float, wall_clock_s: float, host: HostReport) -> RoundRecord:
         """The log record of the step, made at `now_s`, when it waits for no more answers."""
         observations = tuple(self.observations[c] for c in sorted(self.observations))
         is_overdue = any(self.jobs[c].was_away(self.jobs[c].sent_s + m.waited_s) for c, m in self.misses.items())
-        of_server = settings.limits.of_server(host, is_overdue=is_overdue)
-        teaches = settings.limits.teaches(of_server)
+        of_server = self.settings.limits.of_server(host, is_overdue=is_overdue)
+        teaches = self.settings.limits.teaches(of_server)
         misses = tuple(replace(self.misses[c], teaches=teaches) for c in sorted(self.misses))
         weights = [selection.weights for selection in self.selections if selection.weights is not None]
         return replace(
