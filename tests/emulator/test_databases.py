@@ -90,14 +90,11 @@ async def test_another_programs_transaction_is_waited_for(tmp_path: Path, monkey
 
     store.tell = tell
     with closing(_held(tmp_path / "run.db")) as other:
-        running = asyncio.ensure_future(store_actor.run())
-        writing = asyncio.ensure_future(store_actor.commit_round(record(1), theta(1.0)))
+        writing = asyncio.ensure_future(store_actor.receive(lambda store: store.commit_round(record(1))))
         await told.wait()
         assert not writing.done()
         other.execute("ROLLBACK")
         await writing
-    store_actor.stop()
-    await running
     (message,) = said
     assert "another program is writing to" in message
     assert [r.round for r in store.rounds()] == [1]

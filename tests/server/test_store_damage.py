@@ -269,11 +269,8 @@ async def test_a_log_that_was_taken_away_takes_no_further_round(tmp_path: Path, 
     if loss == "replaced":
         folder.mkdir()
         Store(folder / "run.db").close()
-    async with asyncio.TaskGroup() as group:
-        group.create_task((keeper := StoreActor(store, checkpoint)).run())
-        with pytest.raises(PauseflError, match=r"run's log cannot be written: .*deleted, moved or replaced.*run\.db"):
-            await keeper.commit_round(a_round(2), theta(0.0, 1))
-        keeper.stop()
+    with pytest.raises(PauseflError, match=r"run's log cannot be written: .*deleted, moved or replaced.*run\.db"):
+        await StoreActor(store, checkpoint).receive(lambda store: store.commit_round(a_round(2)))
     store.close()
     checkpoint.close()
 
