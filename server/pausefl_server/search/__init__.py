@@ -46,7 +46,7 @@ class SetValue(Protocol):
 
 def pivot_and_fill(ucb: npt.ArrayLike, value: npt.ArrayLike, m: int, forced: Rows = ()) -> IntArray:
     """An optimal set under reward R1 (PAUSE v2, eqs. (14) and (18), Algorithm 2). O(K log K), memory O(K)."""
-    problem = _Problem.of(ucb, value, m, forced)
+    problem = Problem.of(ucb, value, m, forced)
     if problem.places == 0:
         return problem.forced
     rows = sweep.contenders(problem.ucb, problem.value, problem.places)
@@ -80,7 +80,7 @@ def convex_pivot_and_fill(
     costs = np.asarray(marginal, np.float64)
     if costs.ndim != 1 or costs.size == 0 or not np.isfinite(costs).all() or (np.diff(costs) < 0).any():
         raise ValueError(f"marginal = {marginal}: must be finite and non-decreasing, one cost or more")
-    problem = _Problem.of(ucb, value, m, forced)
+    problem = Problem.of(ucb, value, m, forced)
     if problem.places == 0:
         return problem.forced
     cluster, held = problem.clusters(cluster)
@@ -103,7 +103,7 @@ def brute_force(
 
     if not (math.isfinite(penalty) and penalty >= 0):
         raise ValueError(f"penalty = {penalty}: must be a finite number, at least 0")
-    problem = _Problem.of(ucb, value, m, forced)
+    problem = Problem.of(ucb, value, m, forced)
     cluster, held = problem.clusters(np.zeros(problem.size, np.int64) if cluster is None else cluster)
     positions = kernels.best_combination(
         problem.ucb, problem.value, problem.places, cluster, np.array([0.0, penalty]), held
@@ -119,7 +119,7 @@ def warm_up() -> None:
 
 
 @dataclass(frozen=True)
-class _Problem:
+class Problem:
     """The problem that remains after the forced rows are in the set: choose `places` of the `free` rows.
 
     The free rows' ucb are capped at the least ucb of the forced rows, because more cannot raise the minimum.
@@ -134,7 +134,8 @@ class _Problem:
     places: int
 
     @classmethod
-    def of(cls, ucb: npt.ArrayLike, value: npt.ArrayLike, m: int, forced: Rows) -> "_Problem":
+    def of(cls, ucb: npt.ArrayLike, value: npt.ArrayLike, m: int, forced: Rows) -> "Problem":
+        """The problem of these rows; ValueError for arguments that the module's docstring rules out."""
         ucb, value = np.asarray(ucb, np.float64), np.asarray(value, np.float64)
         if ucb.ndim != 1 or ucb.shape != value.shape:
             raise ValueError(f"ucb and value have shapes {ucb.shape} and {value.shape}: must be (K,) both")
@@ -178,7 +179,7 @@ class _Problem:
 
 
 def _adjusted(
-    problem: _Problem, threshold: float, cluster: IntArray, held: IntArray, marginal: FloatArray
+    problem: Problem, threshold: float, cluster: IntArray, held: IntArray, marginal: FloatArray
 ) -> FloatArray:
     """Each value minus the cost of its rank within its cluster, for the rows whose ucb is at least the threshold.
 

@@ -9,7 +9,7 @@ import numpy as np
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.number_types import Positive, Whole
-from pausefl_server.search import SetValue, pivot_and_fill
+from pausefl_server.search import Problem, SetValue, pivot_and_fill
 from pausefl_server.selection.base import Context
 from pausefl_server.selection.policies.pause import Choice, Pause
 from pausefl_server.selection.set_values import Additive, Weighted, factory_named, made
@@ -78,20 +78,16 @@ class SaPause(Pause):
         from pausefl_server.search.annealing import Cooling, anneal, anneal_additive  # which loads numba
 
         choice, seen = choice.finite(), np.isfinite(choice.ucb)
-        free = np.setdiff1d(np.arange(len(choice.rows)), choice.forced)
-        ucb = choice.ucb[free]
-        if len(choice.forced):  # a ucb above the least forced one cannot raise the minimum
-            ucb = np.minimum(ucb, choice.ucb[choice.forced].min())
+        problem = Problem.of(choice.ucb, choice.value, choice.m, choice.forced)
+        ucb, free = problem.ucb, np.setdiff1d(np.arange(len(choice.rows)), choice.forced)
         axes = {"v2": (ucb,), "v1": (ucb, choice.g[free], choice.p[free]), "swap": ()}[self.neighbourhood]
         start = self._start_set(choice, free, context)
         cooling = Cooling(self._scale(choice, seen) / self.kappa, self.steps, self.time_cap_s)
         seed = int(context.rng.integers(2**63))
         if self.weighs_means:
-            names, cluster = np.unique(choice.cluster, return_inverse=True)
-            held = np.bincount(cluster[choice.forced], minlength=len(names))
-            value, cluster = choice.value[free], cluster[free]
+            cluster, held = problem.clusters(choice.cluster)
             found, steps = anneal_additive(
-                ucb, value, start, axes, cooling, seed, context.clock, cluster, choice.marginal, held
+                ucb, problem.value, start, axes, cooling, seed, context.clock, cluster, choice.marginal, held
             )
             positions = np.concatenate((choice.forced, free[found]))
             energy, optimum = choice.energy(positions), choice.energy(choice.exact())
