@@ -111,17 +111,16 @@ class Observation:
     """One chosen client in one round, as the server saw it. Only updates that came in time have an observation.
 
     An observed update need not enter the model: a `LogEvent` tells if it was rejected as an outlier.
+    `selection.observed.PolicyObservation` describes the fields that policies see.
     """
 
     client_id: str
     timing: Timing
     latency_s: float
-    """The signal the policy sees (`latency.signal`), at the emulated scale."""
     n_examples: int
     participation: int
     """i, the client's own count of its private releases; 0 in a run without privacy."""
     epsilon: float
-    """ε_i of this release; 0 in a run without privacy."""
     epsilon_spent: float
     """The client's ε spent after this release, reconciled with the server's ledger."""
     bytes_down: int = 0
@@ -130,15 +129,12 @@ class Observation:
     drawn_up_s: float = 0.0
     """The drawn delays, used by `timing_error_s` alone; they never reach a policy."""
     loss: float | None = None
-    """The client's training loss; None unless `privacy.disclose` lists it."""
     host: HostReport = field(default_factory=HostReport)
     """How well the client's host kept time during the exchange."""
     suspect: tuple[str, ...] = ()
     """Why the measurement is in doubt (`host_limits.DOUBTS`); empty if it is not."""
     teaches: bool = True
-    """Whether latency estimates count it: not if a stop or a sleep touched it (`HostLimits.teaches`)."""
     staleness: int = 0
-    """τ, the steps between the model that the client was given and the step that its update entered."""
     weight: float = 0.0
     """The factor of its update in the step's sum, s(τ) included; 0 if it entered no model."""
     handed_out_s: float = 0.0
@@ -146,8 +142,6 @@ class Observation:
     came_back_s: float = 0.0
     """When the coordinator took its update, as elapsed time."""
     statistics: Mapping[str, float] = field(default_factory=dict)
-    """Numbers that the policy computed from the update's vector (e.g. Fed-TS's drift), and the label counts that the
-    client discloses ("label_...")."""
 
     def timing_error_s(self, *, total_delays: bool) -> float:
         """|measured − drawn| in real seconds: the time that the real network, the software and the hosts added.
