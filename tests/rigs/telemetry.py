@@ -110,9 +110,10 @@ def commit(telemetry: Telemetry, *, private: bool = True) -> None:
     """Report the rounds to `telemetry` as a server does while it plays them."""
 
     def tell(record: RoundRecord, state: RunState) -> None:
-        for failed in record.failed_attempts:
-            telemetry.attempt_failed(failed, state)
-        telemetry.round_committed(record, state, budgets_end=40)
+        if record.observations:
+            telemetry.round_committed(record, state, budgets_end=40)
+        else:
+            telemetry.attempt_failed(record, state)
 
     replay(RunState.start(All(2), 1, tau_min_s=TAU_MIN_S), records(private=private), tell)
 
