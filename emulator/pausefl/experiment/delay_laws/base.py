@@ -1,7 +1,7 @@
 """The interface of latency laws, and the points that represent a law whose expectations have no closed form."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from statistics import NormalDist
 from typing import Protocol
@@ -106,10 +106,28 @@ def known_means(
 ) -> tuple[Mapping[str, float], Mapping[str, float]]:
     """E[τ_k] and E[1/τ_k] by client id, for the policies that know the true means.
 
-    With `tau_min_s`, the second is E[min(1/τ_k, 1/τ_min)], as no reward τ_min/τ counts above 1.
+    With `tau_min_s`, the second is E[min(1/τ_k, 1/τ_min)], as no reward τ_min/τ counts above 1. Few policies use it, so
+    each value is computed on first use.
     """
-    means_s = {client_id: law.mean_s for client_id, law in laws.items()}
-    return means_s, {client_id: _mean_inverse(law, tau_min_s) for client_id, law in laws.items()}
+    return {c: law.mean_s for c, law in laws.items()}, _InverseMeans(laws, tau_min_s)
+
+
+class _InverseMeans(Mapping[str, float]):
+    def __init__(self, laws: Mapping[str, Delay], tau_min_s: float | None) -> None:
+        self._laws = laws
+        self._tau_min_s = tau_min_s
+        self._known: dict[str, float] = {}
+
+    def __getitem__(self, client_id: str) -> float:
+        if client_id not in self._known:
+            self._known[client_id] = _mean_inverse(self._laws[client_id], self._tau_min_s)
+        return self._known[client_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._laws)
+
+    def __len__(self) -> int:
+        return len(self._laws)
 
 
 def _mean_inverse(law: Delay, tau_min_s: float | None) -> float:
