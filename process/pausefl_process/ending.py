@@ -61,10 +61,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
 
 def ask_to_end(pid: int, number: int) -> None:
-    """Send signal `number`, then SIGTERM, to a process that `lifetime.start` started, so that it knows the reason.
-
-    SIGINT and SIGHUP are blocked there, so they stay pending for `asked_by`.
-    """
+    """Send `number`, which stays pending for `asked_by`, then SIGTERM, to a process that `lifetime.start` started."""
     with suppress(ProcessLookupError):  # the process has already ended
         for one in dict.fromkeys((number, signal.SIGTERM)):
             os.kill(pid, one)

@@ -10,10 +10,9 @@ from pathlib import Path
 
 def processor_name() -> str:
     """The CPU's name, from Linux if possible, else from Python."""
-    try:
+    lines: list[str] = []
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or "processor"
 

@@ -111,10 +111,8 @@ def _check_dates(path: str, pem: bytes) -> None:
     begins, ends = own.not_valid_before_utc, own.not_valid_after_utc
     now = datetime.fromtimestamp(time.time(), UTC)
     if not begins <= now <= ends:
-        wrong = (
-            f"has expired on {ends:%Y-%m-%d %H:%M}" if now > ends else f"is not valid before {begins:%Y-%m-%d %H:%M}"
-        )
-        raise ConfigError(f'tls.certificate = "{path}": {wrong} UTC, by this machine\'s clock')
+        wrong, at = ("has expired on", ends) if now > ends else ("is not valid before", begins)
+        raise ConfigError(f'tls.certificate = "{path}": {wrong} {at:%Y-%m-%d %H:%M} UTC, by this machine\'s clock')
 
 
 def _read(name: str, path: str) -> bytes | None:

@@ -35,8 +35,7 @@ class RoundBatches:
 
     def sizes(self, step: int, learning: int) -> list[int]:
         """The number of examples that each of the first `learning` learners has in a step."""
-        sizes: list[int] = self._sizes[:learning, step].tolist()
-        return sizes
+        return [*map(int, self._sizes[:learning, step])]
 
     def at(self, step: int, sizes: Sequence[int], least: int) -> Batch:
         """The examples of the first k = len(sizes) learners in a step, (k, n, *shape), valid until the next call.

@@ -50,9 +50,10 @@ class Replays:
     def call(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step) -> torch.Tensor:
         """Do `one_pass`, then `step`, the same for the same shapes. Return the losses, valid until the next call."""
         shapes = inputs.shape, targets.shape
-        is_first = shapes not in self._seen
-        if is_first or not (shapes in self._recordings or self._record(one_pass, inputs, targets, step)):
-            self._seen.add(shapes)
+        if shapes in self._seen and shapes not in self._recordings:
+            self._record(one_pass, inputs, targets, step)
+        self._seen.add(shapes)
+        if shapes not in self._recordings:
             losses = one_pass(inputs, targets)
             step()
             return losses
@@ -61,9 +62,9 @@ class Replays:
         own_targets.copy_(targets)
         return repeat()
 
-    def _record(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step) -> bool:
+    def _record(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step) -> None:
         if self._recorder is None or len(self._recordings) >= _MOST_GRAPHS:
-            return False
+            return
         own = inputs.clone(), targets.clone()
         try:
             self._recordings[inputs.shape, targets.shape] = *own, self._recorder(one_pass, *own, step)
@@ -73,8 +74,6 @@ class Replays:
             cause = str(error.__context__ or error).partition("\n")[0]  # `error` only says that the capture ended
             log.warning("steps are not captured as CUDA graphs, which is slower: %s", cause)
             self._recorder = None
-            return False
-        return True
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

@@ -23,9 +23,6 @@ TargetArray = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
 Owners = npt.NDArray[np.int64] | npt.NDArray[np.str_]
 
-_DIGITS_TEST_EXAMPLES = 300
-_DIGITS_HELD_OUT_EXAMPLES = 297 + _DIGITS_TEST_EXAMPLES  # for validation, then for the test
-
 _KEY = "workload.dataset"
 
 
@@ -185,7 +182,7 @@ def _load_digits(seed: int) -> Dataset:
     table = table[generator(seed, "digits").permutation(len(table))]  # it is sorted by writer
     images = (table[:, :64] * 255 // 16).astype(np.uint8).reshape(-1, 1, 8, 8)
     everything = Examples(images, table[:, 64].astype(np.int64))
-    splits = np.split(np.arange(len(table)), [-_DIGITS_HELD_OUT_EXAMPLES, -_DIGITS_TEST_EXAMPLES])
+    splits = np.split(np.arange(len(table)), [-300 - 297, -300])
     train, validation, test = map(everything.take, splits)
     return Dataset("digits", train, validation, test, classes=10)
 

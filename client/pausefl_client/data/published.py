@@ -11,7 +11,6 @@ from pausefl_client.data.formats import AG_NEWS_WORDS, read_ag_news, read_cifar,
 from pausefl_client.data.text import BUCKETS
 from pausefl_proto.draws import generator
 
-_VALIDATION_EXAMPLES = 10_000
 AG_NEWS_TEST_EXAMPLES = 1_600
 """How many of the 7,600 published test examples form the test set if the published training examples are missing."""
 
@@ -31,7 +30,7 @@ class Published:
     """The required files: name -> SHA-256."""
     read: Callable[[Path], Arrays]
     classes: int = 10
-    held_out: int | None = _VALIDATION_EXAMPLES
+    held_out: int | None = 10_000
     """How many of the last training examples form the validation set. None: a tenth of them."""
     optional: tuple[str, ...] = ()
     """Files that are read if they exist, and never downloaded."""

@@ -33,9 +33,8 @@ class DeviceLaplace:
 def secret_generator(device: torch.device) -> torch.Generator:
     """A Philox generator on a CUDA device with 124 bits of the operating system's entropy; RuntimeError without CUDA.
 
-    ValueError for a CPU: torch seeds a Mersenne twister there with 32 bits, few enough to try out. Use numpy on a CPU
-    (`pausefl_client.privacy.mechanism.entropy_rng`). Philox is not a cryptographic generator. Its protection is its
-    secret state, and that no generator is used twice.
+    ValueError for a CPU: torch seeds a Mersenne twister there with 32 bits, few enough to try out. Philox is not a
+    cryptographic generator. Its protection is its secret state, and that no generator is used twice.
     """
     if device.type != "cuda":
         raise ValueError(f"{device}: torch seeds its generator there with 32 bits only")

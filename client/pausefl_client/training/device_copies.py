@@ -14,10 +14,7 @@ Value = TypeVar("Value", bound=np.generic)
 
 
 def gathered_bytes(device: torch.device) -> int:
-    """How many bytes of inputs to gather in one call. A call gathers several steps' inputs, since each call costs time.
-
-    On a CPU, the limit is what its cache holds. A GPU has memory for a whole round of small images.
-    """
+    """How many bytes of inputs to gather in one call for several steps: what a CPU's cache or a GPU's memory holds."""
     return 1 << 26 if device.type == "cuda" else 1 << 20
 
 
