@@ -57,9 +57,9 @@ class WebServer:
         host = host.strip("[]")
         try:
             self._server = _Server(host, port, routes)
+        except (socket.gaierror, UnicodeError):  # an empty or too long part of a name raises the latter
+            raise ConfigError(f'{key.replace("port", "host")} = "{host}": no such host') from None
         except OSError as error:
-            if isinstance(error, socket.gaierror):
-                raise ConfigError(f'{key.replace("port", "host")} = "{host}": no such host') from None
             if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
                 raise
             address = host_and_port(host, port)

@@ -74,7 +74,7 @@ def _check_free(table: str, host: str, port: int) -> None:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):  # an empty or too long part of a name raises the latter
         raise ConfigError(f'{table}.host = "{host}": no such host') from None
     except OSError as error:
         where = host_and_port(host, port)

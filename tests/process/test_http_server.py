@@ -24,6 +24,7 @@ from pausefl_process.events import MetricsServed, ProgressEvent
 from pausefl_process.health import health_routes
 from pausefl_process.http_server import Response, WebServer
 from pausefl_proto.addresses import is_loopback
+from pausefl_proto.endpoint import listen, make_server
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
 from pausefl_server.monitoring import probes
@@ -237,9 +238,12 @@ def test_a_taken_port_is_bad_input() -> None:
             WebServer("127.0.0.1", port, {}, key="metrics.port")
 
 
-def test_an_unknown_host_is_bad_input() -> None:
-    with pytest.raises(ConfigError, match=r'^metrics\.client_host = "no such host": no such host$'):
-        WebServer("no such host", 0, {}, key="metrics.client_port")
+@pytest.mark.parametrize("host", ["no such host", "127.0..1"])
+async def test_an_unknown_host_is_bad_input(host: str) -> None:
+    with pytest.raises(ConfigError, match=rf'^metrics\.client_host = "{host}": no such host$'):
+        WebServer(host, 0, {}, key="metrics.client_port")
+    with pytest.raises(ConfigError, match=rf'^server\.host = "{host}": no such host$'):
+        listen(make_server(), "server", host, 0, None)
 
 
 CLIENT = """
