@@ -231,11 +231,14 @@ def answers(server: WebServer) -> bool:
         return False
 
 
-def test_a_taken_port_is_bad_input() -> None:
+async def test_a_taken_port_is_bad_input() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"^metrics\.port = {port}: cannot listen on 127\.0\.0\.1:{port} \("):
+        said = rf"\.port = {port}: cannot listen on 127\.0\.0\.1:{port} \("
+        with pytest.raises(ConfigError, match=f"^metrics{said}"):
             WebServer("127.0.0.1", port, {}, key="metrics.port")
+        with pytest.raises(ConfigError, match=f"^server{said}"):
+            listen(make_server(), "server", "127.0.0.1", port, None)
 
 
 @pytest.mark.parametrize("host", ["no such host", "127.0..1"])

@@ -128,15 +128,6 @@ async def test_a_message_beyond_the_limit_ends_its_stream_and_no_other(tmp_path:
     assert [o.client_id for o in log_of(tmp_path)[-1].observations] == ["a", "b"]
 
 
-async def test_a_taken_port_is_bad_input(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ExceptionGroup) as caught:
-            async with federation(tmp_path, port=port):
-                pass
-    assert caught.group_contains(ConfigError, match=rf"server\.port = {port}: cannot listen")
-
-
 def has_ipv6() -> bool:
     with socket.socket(socket.AF_INET6) as probe, contextlib.suppress(OSError):
         probe.bind(("::1", 0))
@@ -158,17 +149,13 @@ async def test_an_ipv6_address_is_listened_on_with_and_without_brackets(host: st
     await server.stop(0)
 
 
-def test_a_certificate_in_a_form_that_others_read_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_file_in_a_form_that_others_read_is_read_or_refused_in_one_line(tmp_path: Path) -> None:
     make_certificates(tmp_path, ["server.lab"], [])
     certificate = tmp_path / "server.pem"
     certificate.write_text(certificate.read_text().replace(" CERTIFICATE-----", " TRUSTED CERTIFICATE-----"))
     with pytest.raises(ConfigError, match=r'^tls\.certificate = ".*server\.pem", tls\.key = .* are no certificate'):
         Tls(str(certificate), f"{tmp_path}/server.key").to_listen()
     assert is_no_servers(certificate.read_bytes())
-
-
-def test_an_authority_may_have_comments_in_any_language_but_not_be_empty(tmp_path: Path) -> None:
-    make_certificates(tmp_path, ["server.lab"], [])
     ca = tmp_path / "ca.pem"
     ca.write_text(f"# Autorité\n{ca.read_text()}", "utf-8")
     assert Tls(ca=str(ca)).to_connect().ca == ca.read_bytes()
