@@ -86,7 +86,6 @@ REFUSED: list[tuple[dict[str, Sequence[Any]], int, str]] = [
     ({**BASE, "selection.pause.alpha": [1, 1.0]}, 1, "--set selection.pause.alpha: 1 and 1.0 are the same; name each"),
     ({**BASE, "selection.m": [2, 5]}, 1, "selection.m = 5"),
     ({**LEDGER, "selection.m": [1, 2]}, 1, "privacy.ledger_dir, whose budgets"),
-    (LEDGER, 2, "privacy.ledger_dir, whose budgets"),
     (MANY, 2, "--set: 1000000000000 settings of 2 seeds each are more than 10000 runs"),
     ({}, 1, "nothing varies; name a key and its values"),
 ]

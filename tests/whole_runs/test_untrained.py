@@ -155,7 +155,7 @@ def test_a_step_that_cannot_be_measured_is_told_in_one_line(demo: Demo) -> None:
     done = demo("normalised", {**PARTIAL, "experiment.clock": "virtual"})
     assert done.returncode == FAILED
     (line,) = done.stderr.splitlines()
-    assert "workload.step_s: is not set, and measuring it by training client-000 failed: ValueError" in line
+    assert "measuring workload.step_s, which is not set, by training client-000 failed: ValueError" in line
 
 
 @pytest.mark.slow

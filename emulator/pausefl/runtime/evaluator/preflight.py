@@ -43,7 +43,7 @@ def try_out(experiment: Experiment, say: Callable[[str], None]) -> list[str]:
         return noise
     check_is_here(workload.dataset)
     plan = evaluator_plan(experiment)
-    with told_in_one_line(plan, "making the data"):
+    with told_in_one_line(workload, "making the data"):
         data = _deal_out(experiment)
     evaluator = rehearsed_evaluator(plan, when="")
     evaluator.check_repeats(data.validation)

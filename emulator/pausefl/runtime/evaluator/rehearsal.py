@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pausefl.experiment.client_records import method_of
+from pausefl.experiment.tables import Workload
 from pausefl.runtime.evaluator.plan import EvaluatorPlan
 from pausefl_client.data.datasets import DATASETS
 from pausefl_client.registries import MODELS
@@ -26,27 +27,27 @@ def rehearsed_evaluator(plan: EvaluatorPlan, when: str = " before round 1") -> "
     from pausefl_client.training.torch_trainer import use_one_thread
 
     use_one_thread()
-    with told_in_one_line(plan, "making the model and its data"):
+    with told_in_one_line(plan.workload, "making the model and its data"):
         evaluator = Evaluator(plan)
-    with told_in_one_line(plan, f"one training step and one evaluation{when}"):
+    with told_in_one_line(plan.workload, f"one training step and one evaluation{when}"):
         evaluator.rehearse(plan.workload, method_of(plan.workload))
     return evaluator
 
 
 @contextmanager
-def told_in_one_line(plan: EvaluatorPlan, what: str) -> Iterator[None]:
+def told_in_one_line(workload: Workload, what: str) -> Iterator[None]:
     """Turn an error into a PauseflError: that `what` failed, the error, and FILE:LINE of the user's own code."""
     try:
         yield
     except PauseflError:
         raise
     except OWN_CODE_ERRORS as error:
-        model, dataset = plan.workload.model, plan.workload.dataset
+        model, dataset = workload.model, workload.dataset
         key = f'workload.model = "{model}" on "{dataset}"'
-        raise PauseflError(f"{key}: {what} failed: {told_with_place(error, model, dataset)}") from error
+        raise PauseflError(f"{key}: {what} failed: {_told_with_place(error, model, dataset)}") from error
 
 
-def told_with_place(error: BaseException, model: str, dataset: str) -> str:
+def _told_with_place(error: BaseException, model: str, dataset: str) -> str:
     """An error in one line, with FILE:LINE of the user's own code if that was running.
 
     Otherwise with FILE:LINE of the model's or the data set's function, if the error came from its call or its result.

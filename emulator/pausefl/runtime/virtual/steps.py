@@ -7,13 +7,11 @@ from timeit import repeat
 
 from pausefl.runtime.client.plan import TrainingPlan
 from pausefl.runtime.client.process import make_trainers
-from pausefl.runtime.evaluator.rehearsal import told_with_place
+from pausefl.runtime.evaluator.rehearsal import told_in_one_line
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, SHARED_STEPS
 from pausefl.runtime.virtual.batching import own_trainers
 from pausefl_client.training.paced import steps_of
 from pausefl_process.files import held_folder, write_durably
-from pausefl_process.plugins import OWN_CODE_ERRORS
-from pausefl_proto.errors import PauseflError
 
 # How often one client's training is timed; the least time counts. The first time warms torch up.
 _TRIALS = 3
@@ -63,13 +61,6 @@ def _measured_step_s(plan: TrainingPlan) -> float:
     honest = replace(plan, behaviours={**plan.behaviours, client_id: ()})
     trainer = make_trainers(honest, [client_id])[client_id]
     theta = trainer.manifest.with_no_control(own_trainers([trainer])[0].vector.values())
-    try:
+    with told_in_one_line(plan.workload, f"measuring workload.step_s, which is not set, by training {client_id}"):
         times_s = repeat(lambda: trainer.train(theta, round=1), number=1, repeat=_TRIALS)
-    except PauseflError:
-        raise
-    except OWN_CODE_ERRORS as error:
-        said = told_with_place(error, plan.workload.model, plan.workload.dataset)
-        raise PauseflError(
-            f"workload.step_s: is not set, and measuring it by training {client_id} failed: {said}"
-        ) from error
     return float(f"{min(times_s) / steps_of(plan.workload, trainer.n_examples):.3g}")
