@@ -49,9 +49,8 @@ def compare_runs(run_dirs: Sequence[Path], labels: Sequence[str], folder: Path) 
     """Compare finished runs of any origin, named by `labels`. Runs with the same label are its seeds."""
     if len(labels) != len(run_dirs):
         raise ConfigError(f"--labels: {len(labels)} names for {len(run_dirs)} runs")
-    by_label: dict[str, list[Path]] = {label: [] for label in labels}
-    for label, run_dir in zip(labels, run_dirs, strict=True):
-        by_label[label].append(run_dir)
+    named = list(zip(labels, run_dirs, strict=True))
+    by_label = {label: [run_dir for other, run_dir in named if other == label] for label in labels}
     comparison = replace(compare(by_label), folder=folder)
     where = {label: [str(run_dir.absolute()) for run_dir in dirs] for label, dirs in by_label.items()}
     begin(folder, Plan(OF_RUNS, "", {"runs": where}))
@@ -92,17 +91,14 @@ def _of_common_seeds(comparison: Comparison | None, folder: Path) -> Comparison:
 
 def _by_policy(runs: Sequence[Planned], missing: Missing, folder: Path) -> dict[str, list[Path]]:
     """The run directories by label of the policy, for policies with results and the seeds that they have in common."""
-    seeds: dict[str, set[int]] = {}
+    found: dict[str, dict[int, Path]] = {}
     for run in runs:
         if run.name not in missing:
-            seeds.setdefault(run.experiment.selection.policy, set()).add(run.experiment.experiment.seed)
-    common = set.intersection(*seeds.values()) if seeds else set()
-    by_policy: dict[str, list[Path]] = {}
-    for run in runs:
-        if run.name not in missing and run.experiment.experiment.seed in common:
-            by_policy.setdefault(run.experiment.selection.policy, []).append(folder / run.name)
-    labels = labels_of(by_policy)
-    return {labels[policy]: run_dirs for policy, run_dirs in by_policy.items()}
+            found.setdefault(run.experiment.selection.policy, {})[run.experiment.experiment.seed] = folder / run.name
+    if not (common := set.intersection(*map(set, found.values())) if found else set()):
+        return {}
+    labels = labels_of(found)
+    return {labels[policy]: [of_it[seed] for seed in of_it if seed in common] for policy, of_it in found.items()}
 
 
 def _planned_in(plan: Plan, folder: Path) -> list[Planned]:
