@@ -280,19 +280,10 @@ def test_pause_is_simulated_with_those_who_are_there() -> None:
     experiment = parse_experiment(CONFIG + delay, ["selection.policy=pause"])
     setting = setting_of(experiment, 60)
     assert not is_compiled(Pause(3), setting)
-    seen: list[set[int]] = []
-
-    class Noting(Pause):
-        def select(self, state: Any, context: Context) -> Selection:
-            selection = super().select(state, context)
-            seen.append(set(selection.rows.tolist()))
-            return selection
-
-    result = simulate(Noting(3), setting, 60)
+    third, fifth, before_40, result = (simulate(Pause(3), setting, rounds) for rounds in (3, 5, 39, 60))
     assert result.client_ids == tuple(sorted(experiment.client_ids))
-    assert all(row < 6 for rows in seen[:3] for row in rows)
-    assert any(row >= 6 for rows in seen[3:5] for row in rows)
-    assert not any({6, 7} & rows for rows in seen[39:])
+    assert (len(third.chosen), fifth.chosen[6:].any()) == (6, True)
+    assert before_40.chosen[[6, 7]].tolist() == result.chosen[[6, 7]].tolist()
     assert (np.diff(result.genie_regret) > -1e-9).all()
 
 
