@@ -17,8 +17,7 @@ from pausefl.certificates import make_certificates
 from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.tables import EvaluationTable
 from pausefl.runtime.evaluator import transport
-from pausefl.runtime.evaluator.initial import Evaluated, InitialModel, ModelRest, StoredTensor
-from pausefl.runtime.evaluator.plan import evaluator_plan
+from pausefl.runtime.evaluator.plan import Evaluated, InitialModel, ModelRest, StoredTensor, evaluator_plan
 from pausefl.runtime.evaluator.transport import EvaluatorServer, RemoteEvaluator
 from pausefl_proto.errors import ConfigError, EvaluatorLost, EvaluatorStuck
 from pausefl_proto.tls import Tls

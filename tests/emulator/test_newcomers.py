@@ -20,8 +20,8 @@ from pausefl.experiment.population.availability import Presence
 from pausefl.experiment.population.simulated_drifts import BernoulliDrift, DriftLaw, LogNormalDrift
 from pausefl.experiment.server_records import selected_policy
 from pausefl.experiment.toml_source import preset_names
+from pausefl.studies.simulation.curves import growth_fits
 from pausefl.studies.simulation.engine import is_compiled, simulate
-from pausefl.studies.simulation.growth import growth_fits
 from pausefl.studies.simulation.newcomers import DriftSetting, Insertion, NewcomerResult, simulate_newcomers
 from pausefl.studies.simulation.outputs import run_simulation, setting_of
 from pausefl_proto.errors import ConfigError, PauseflError

@@ -21,6 +21,7 @@ from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.population.availability import Presence
 from pausefl.experiment.server_records import check_policies, selected_policy
 from pausefl.studies.simulation import kernel
+from pausefl.studies.simulation.curves import growth_fits
 from pausefl.studies.simulation.engine import (
     Setting,
     genie_of,
@@ -31,7 +32,6 @@ from pausefl.studies.simulation.engine import (
     simulate,
     simulate_fast,
 )
-from pausefl.studies.simulation.growth import growth_fits
 from pausefl.studies.simulation.outputs import in_words, run_simulation, setting_of, weights_in_words
 from pausefl_proto.arrays import IntArray
 from pausefl_proto.budget import Budget

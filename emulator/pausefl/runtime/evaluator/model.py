@@ -10,8 +10,7 @@ import torch
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _NormBase
 
-from pausefl.runtime.evaluator.initial import Evaluated, InitialModel, ModelRest, StoredTensor
-from pausefl.runtime.evaluator.plan import EvaluatorPlan
+from pausefl.runtime.evaluator.plan import Evaluated, EvaluatorPlan, InitialModel, ModelRest, StoredTensor
 from pausefl_client.data.datasets import Examples, load_dataset, sampled
 from pausefl_client.training.device_copies import off_device, on_device
 from pausefl_client.training.method import TrainingMethod

@@ -9,8 +9,7 @@ from pausefl.experiment.groups import check_rounds
 from pausefl.experiment.server_records import noise_of
 from pausefl.extras import is_installed
 from pausefl.runtime.client.plan import client_plan
-from pausefl.runtime.evaluator.initial import InitialModel
-from pausefl.runtime.evaluator.plan import evaluator_plan
+from pausefl.runtime.evaluator.plan import InitialModel, evaluator_plan
 from pausefl.runtime.evaluator.rehearsal import rehearsed_evaluator, told_in_one_line
 from pausefl.runtime.observers import load_observers
 from pausefl_client.data.datasets import Dataset, check_is_here, load_dataset

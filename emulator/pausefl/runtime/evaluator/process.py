@@ -15,8 +15,7 @@ from typing import Any
 
 from pausefl.experiment.tables import EvaluationTable
 from pausefl.extras import require
-from pausefl.runtime.evaluator.initial import Evaluated, InitialModel
-from pausefl.runtime.evaluator.plan import EvaluatorPlan
+from pausefl.runtime.evaluator.plan import Evaluated, EvaluatorPlan, InitialModel
 from pausefl.runtime.evaluator.rehearsal import rehearsed_evaluator
 from pausefl.runtime.evaluator.transport import EvaluatorServer, RemoteEvaluator
 from pausefl.runtime.forks import spawned

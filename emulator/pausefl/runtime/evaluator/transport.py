@@ -14,8 +14,7 @@ import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from pausefl.runtime.evaluator.initial import DTYPE_BYTES, Evaluated, InitialModel, ModelRest, StoredTensor
-from pausefl.runtime.evaluator.plan import EvaluatorPlan
+from pausefl.runtime.evaluator.plan import DTYPE_BYTES, Evaluated, EvaluatorPlan, InitialModel, ModelRest, StoredTensor
 from pausefl_process.plugins import for_future
 from pausefl_proto.endpoint import failure, listen, make_server, open_channel
 from pausefl_proto.errors import ConfigError, EvaluatorLost, EvaluatorStuck, PauseflError, WireError

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from pausefl.runtime.evaluator.initial import DTYPE_BYTES, NO_REST, ModelRest, StoredTensor
+from pausefl.runtime.evaluator.plan import DTYPE_BYTES, NO_REST, ModelRest, StoredTensor
 from pausefl_process.files import write_durably
 from pausefl_proto.wire import Manifest, Vector
 

@@ -17,8 +17,7 @@ import numpy as np
 from pausefl.experiment.client_records import has_control
 from pausefl.results.summary import summarise
 from pausefl.results.tally import RunTally
-from pausefl.runtime.evaluator.initial import Evaluated, InitialModel
-from pausefl.runtime.evaluator.plan import EvaluatorPlan
+from pausefl.runtime.evaluator.plan import Evaluated, EvaluatorPlan, InitialModel
 from pausefl.runtime.evaluator.process import find_evaluator
 from pausefl.runtime.processes.lifetime import die_with_parent
 from pausefl.runtime.processes.log_file import write_output_to

@@ -11,8 +11,7 @@ from typing import Any
 from pausefl.runtime.client.failures import telling_failures
 from pausefl.runtime.client.plan import ClientPlan
 from pausefl.runtime.client.process import ClientPlatform, run_clients, spare_exchanges, takes_no_time
-from pausefl.runtime.evaluator.initial import Evaluated, InitialModel
-from pausefl.runtime.evaluator.plan import EvaluatorPlan
+from pausefl.runtime.evaluator.plan import Evaluated, EvaluatorPlan, InitialModel
 from pausefl.runtime.evaluator.rehearsal import rehearsed_evaluator
 from pausefl.runtime.plan import RunPlan
 from pausefl.runtime.processes.resources import collect_seldom, keep_freed_memory

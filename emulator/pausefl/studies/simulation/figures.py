@@ -1,8 +1,8 @@
-"""Draws a simulation: regret with its fits and bound, latency, leakage, selections. And several, side by side."""
+"""Draws a simulation: regret with its fits and bound, latency, leakage, selections; several side by side; newcomers."""
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -11,9 +11,18 @@ from matplotlib.figure import Figure
 
 from pausefl.results.reading import EPSILON_LABELS
 from pausefl.results.report.comparison.figure import draw_band, draw_budget, legend_above, policy_looks, seeds_note
-from pausefl.results.report.style import MUTED, SERIES, capitalised, draw_times_chosen, powers_of_ten
-from pausefl.studies.simulation.curves import SimulationResult
-from pausefl.studies.simulation.growth import NO_REGRET, ROUNDING, growth_fits
+from pausefl.results.report.style import (
+    DASHES,
+    MUTED,
+    SERIES,
+    capitalised,
+    draw_bars,
+    draw_times_chosen,
+    name_clients,
+    powers_of_ten,
+)
+from pausefl.studies.simulation.curves import NO_REGRET, ROUNDING, SimulationResult, growth_fits, recorded_rounds
+from pausefl.studies.simulation.newcomers import NewcomerResult
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.privacy_unit import PrivacyUnit
 
@@ -32,6 +41,7 @@ _SIDE_BY_SIDE = {
     "regret": ("Regret", "cumulative regret"),
 }
 """Title and axis label of each column's panel. Those of time and leakage depend on the experiment."""
+_KINDS = {"relevant": SERIES[0].light, "irrelevant": SERIES[1].light}
 _GREEK = {"delta": "δ", "tau": "τ", "mu": "μ"}
 
 
@@ -75,12 +85,12 @@ def _draw_regret(axes: Axes, result: SimulationResult) -> None:
     for column, (name, equation, colour, dash) in _REGRETS.items():
         label = f"{name}, {equation}"
         axes.plot(result.round, getattr(result, column), color=colour, linestyle=dash, label=label)
-    draw_fits(axes, result.round, result.genie_regret)
+    _draw_fits(axes, result.round, result.genie_regret)
     axes.set(title="Regret against the genie", xlabel="round", ylabel=_REGRET)
-    legend_below(axes)
+    _legend_below(axes)
 
 
-def draw_fits(axes: Axes, rounds: IntArray, regret: FloatArray) -> None:
+def _draw_fits(axes: Axes, rounds: IntArray, regret: FloatArray) -> None:
     """Draw the fits of ln n and √n to a regret, over the rounds to which they were fitted."""
     fits, late = growth_fits(rounds, regret), rounds[rounds > rounds[-1] / 10]
     shapes = {"ln n": (np.log, "ln n", "-."), "sqrt n": (np.sqrt, "√n", ":")}
@@ -106,10 +116,10 @@ def _draw_bounds(axes: Axes, result: SimulationResult, bounds: Mapping[str, Floa
             axes.plot(result.round, values, color=colour, linestyle=dash, label=f"{name}, where above 0")
     powers_of_ten(axes.xaxis)
     powers_of_ten(axes.yaxis)
-    legend_below(axes)
+    _legend_below(axes)
 
 
-def legend_below(axes: Axes) -> None:
+def _legend_below(axes: Axes) -> None:
     """Put the legend below the panel, as curves may cross any part of the panel."""
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.17), borderaxespad=0, handlelength=3.2)
 
@@ -154,3 +164,47 @@ def draw_simulations(
 def _is_known(of_policy: Sequence[SimulatedCurves], name: str) -> bool:
     """Whether every seed of the policy has finite values of this column."""
     return all(name in each and np.isfinite(each[name]).all() for each in of_policy)
+
+
+def draw_newcomers(result: NewcomerResult, intervals: Iterable[tuple[int, str, int, int, float, float]]) -> Figure:
+    """A figure of three panels side by side. `intervals` are the rows of intervals.csv."""
+    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    regret, by_interval, selections = figure.subplots(1, 3)
+    rounds, total = np.arange(1, result.rounds + 1), np.cumsum(result.regret)
+    at = recorded_rounds(result.rounds) - 1
+    regret.plot(rounds[at], total[at], color=SERIES[0].light, label="regret")
+    _draw_fits(regret, rounds, total)
+    regret.set(title="Regret against the relevant newcomers", xlabel="round", ylabel="Σ Δ of irrelevant chosen")
+    _legend_below(regret)
+    _draw_intervals(by_interval, result, list(intervals))
+    _draw_selections(selections, result)
+    return figure
+
+
+def _draw_intervals(axes: Axes, result: NewcomerResult, rows: list[tuple[int, str, int, int, float, float]]) -> None:
+    for n, insertion in enumerate(result.insertions):
+        points = [(first, mean) for join_round, _, first, _, _, mean in rows if join_round == insertion.round]
+        axes.plot(
+            *np.array(points).reshape(-1, 2).T, marker="o", color=SERIES[n % len(SERIES)].light,
+            linestyle=DASHES[n % len(DASHES)], label=f"joined before round {insertion.round}",
+        )  # fmt: skip
+    axes.set(title="Regret by training interval", xlabel="m, in groups of doubling size", ylabel="mean of R(I(m))")
+    axes.set_xscale("log")
+    powers_of_ten(axes.xaxis)
+    if result.insertions:
+        _legend_below(axes)
+
+
+def _draw_selections(axes: Axes, result: NewcomerResult) -> None:
+    ids = [client_id for insertion in result.insertions for client_id in insertion.client_ids]
+    axes.set(title="Selections per newcomer", xlabel="newcomer, in the order they joined", ylabel="times chosen")
+    if not ids:
+        return
+    chosen = np.concatenate([insertion.chosen.sum(axis=0) for insertion in result.insertions]).astype(np.float64)
+    relevant = np.concatenate([insertion.relevant for insertion in result.insertions])
+    for (kind, colour), of_kind in zip(_KINDS.items(), (relevant, ~relevant), strict=True):
+        draw_bars(axes, np.zeros(len(ids)), np.where(of_kind, chosen, np.nan), colour, kind)
+    axes.set_ylim(0, 1.2 * max(chosen.max(), 1))  # room for the legend above the bars
+    axes.locator_params(axis="y", integer=True)
+    axes.legend(loc="upper left", ncols=2)
+    name_clients(axes, ids)

@@ -9,8 +9,7 @@ import numpy as np
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.groups import drift_laws_of, presence_of
 from pausefl.experiment.population.availability import Presence
-from pausefl.studies.simulation.curves import recorded_rounds
-from pausefl.studies.simulation.growth import growth_fits
+from pausefl.studies.simulation.curves import growth_fits, recorded_rounds
 from pausefl.studies.simulation.newcomers import DriftSetting, Insertion, NewcomerResult, simulate_newcomers
 from pausefl_server.selection.newcomers import NewcomerPolicy
 from pausefl_server.selection.policies.fed_ts import Posteriors
@@ -32,7 +31,7 @@ def newcomer_findings(
     experiment: Experiment, policy: NewcomerPolicy, rounds: int
 ) -> tuple[dict[str, Any], dict[str, CsvTable], "Callable[[], Figure]"]:
     """The summary, the tables and a function that draws the figure. ConfigError if a group's drifts have no law."""
-    from pausefl.studies.simulation.newcomer_figure import draw_newcomers
+    from pausefl.studies.simulation.figures import draw_newcomers
 
     groups, seed = experiment.groups, experiment.experiment.seed
     presence = presence_of(groups, rounds, seed) or Presence.of_all(experiment.client_ids)

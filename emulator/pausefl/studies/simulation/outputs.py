@@ -19,7 +19,7 @@ from pausefl.results.reading import EPSILON_LABELS, TIME_LABELS, time_axis
 from pausefl.results.summary import finite
 from pausefl.runtime.client.plan import TrainingPlan, client_plan
 from pausefl.runtime.server.plan import settings_of
-from pausefl.studies.simulation.curves import SimulationResult
+from pausefl.studies.simulation.curves import NO_REGRET, SimulationResult, growth_fits
 from pausefl.studies.simulation.engine import (
     Setting,
     genie_of,
@@ -27,7 +27,6 @@ from pausefl.studies.simulation.engine import (
     regret_bound,
     simulate_fast,
 )
-from pausefl.studies.simulation.growth import NO_REGRET, growth_fits
 from pausefl.studies.simulation.newcomer_outputs import (
     FITS_NOTE,
     CsvTable,
