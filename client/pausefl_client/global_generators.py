@@ -12,12 +12,17 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 @contextmanager
-def seeded_generators(seed: int) -> Iterator[None]:
+def seeded_generators(seed: int, *, waits: bool = True) -> Iterator[bool]:
     """Make draws within the block depend on `seed` alone. After it, the generators go on as if they had not drawn.
 
-    One thread at a time has such a block, but others may draw from the same generators meanwhile.
+    One thread at a time has such a block, but others may draw from the same generators meanwhile. Without `waits`, the
+    block begins at once, and has seeded nothing if another thread has one. Yields whether it has.
     """
-    with _ONE_AT_A_TIME, ExitStack() as afterwards:
+    if not _ONE_AT_A_TIME.acquire(blocking=waits):
+        yield False
+        return
+    with ExitStack() as afterwards:
+        afterwards.callback(_ONE_AT_A_TIME.release)
         afterwards.callback(random.setstate, random.getstate())
         random.seed(seed)
         afterwards.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002  # users' code may draw from it
@@ -26,4 +31,4 @@ def seeded_generators(seed: int) -> Iterator[None]:
         if generator := getattr(sys.modules.get("torch"), "default_generator", None):
             afterwards.callback(generator.set_state, generator.get_state())
             generator.manual_seed(seed)
-        yield
+        yield True

@@ -1,5 +1,6 @@
 """Makes the random draws of a model's training depend on a seed alone, although the generators are global."""
 
+import pickle
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,33 +29,34 @@ class RandomLayers:
     def __init__(self, model: nn.Module, device: torch.device, *trained_by: object) -> None:
         """`trained_by`: the objects by which the model trains, such as its optimizer."""
         self._device = device
-        self._draws = None if _may_draw(model, trained_by) else False  # None: not known yet
-
-    @property
-    def draw_nothing(self) -> bool:
-        """Whether training is known to draw no random numbers. For a user's own code, known only after a training."""
-        return self._draws is False
+        self.draw_nothing = not _may_draw(model, trained_by)
+        """Whether training is known to draw no random numbers. A user's own code never is."""
+        self._draws: bool | None = None  # not known yet
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
-        """Make the model's draws within the block depend on `seed` alone, unless it is known to draw nothing."""
+        """Make the model's draws within the block depend on `seed` alone.
+
+        Unknown code whose last training drew nothing may train beside another; if it does, it is not seeded.
+        """
         if self.draw_nothing:
             yield
             return
-        with seeded_generators(seed):
-            if self._device.type == "cuda":
+        with seeded_generators(seed, waits=self._draws is not False) as is_seeded:
+            if is_seeded and self._device.type == "cuda":
                 torch.cuda.manual_seed(seed)
-            before = () if self._draws else self._states()
+            before = b"" if self._draws else self._states()
             yield
-            self._draws = self._draws or before != self._states()
+            if is_seeded:
+                self._draws = self._draws or before != self._states()
 
-    def _states(self) -> tuple[object, ...]:
+    def _states(self) -> bytes:
         """The states of all generators that training on this device draws from, to be compared."""
-        of_numpy = np.random.get_state(legacy=False)  # noqa: NPY002  # users' code may draw from it
-        of_torch = [torch.default_generator.get_state().tolist()]
+        of_torch = [torch.default_generator.get_state()]
         if self._device.type == "cuda":
-            of_torch.append(torch.cuda.get_rng_state(self._device).tolist())
-        return random.getstate(), repr(of_numpy), of_torch
+            of_torch.append(torch.cuda.get_rng_state(self._device))
+        of_numpy = np.random.get_state()  # noqa: NPY002  # users' code may draw from it
+        return pickle.dumps([random.getstate(), of_numpy, *(state.numpy() for state in of_torch)])
 
 
 def has_hooks(model: nn.Module) -> bool:
