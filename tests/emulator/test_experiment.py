@@ -5,7 +5,8 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any, get_args
 
@@ -44,6 +45,7 @@ from pausefl_proto.errors import ConfigError
 from pausefl_server.model.aggregation import RuleName
 from pausefl_server.model.optimizers import SERVER_OPTIMIZERS
 from pausefl_server.selection import POLICIES
+from pausefl_server.selection.policies.uniform import Random
 from rigs.experiments import small
 
 
@@ -495,12 +497,30 @@ def test_ledgers_and_data_lie_beside_the_file_wherever_it_is_run(
     assert load_experiment("demo", ["privacy.ledger_dir="]).privacy.ledger_dir == ""
 
 
-def test_a_summary_is_json_whatever_a_policy_takes(tmp_path: Path) -> None:
+class Way(Enum):
+    FIRST, LAST = "first", "last"
+
+
+@dataclass(frozen=True)
+class Typed(Random):
+    way: Way = Way.FIRST
+    rank: int = field(init=False, default=0)
+
+
+def test_a_summary_is_json_whatever_a_policy_takes_and_a_resumed_run_has_the_same_policy(tmp_path: Path) -> None:
     """JSON has no infinity: `jq`, browsers and other languages once refused the summary of every run with sa-pause."""
-    play_virtually(plan_of(small({"selection.policy": "sa-pause"}), "run"), tmp_path, lambda _: None)
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
 
-    summary = json.loads((tmp_path / "summary.json").read_text("utf-8"), parse_constant=refuse)
-    assert summary["policy_parameters"]["time_cap_s"] is None
+    own = f"{__name__}:Typed"
+    for policy, table, told in (
+        ("sa-pause", {"steps": 5}, {"time_cap_s": None}),
+        (own, {"way": "last"}, {"m": 2, "way": "last"}),
+    ):
+        experiment = small({"selection.policy": policy, f'selection."{policy}"': table})
+        play_virtually(plan_of(experiment, "run"), tmp_path, lambda _: None)
+        summary = json.loads((tmp_path / "summary.json").read_text("utf-8"), parse_constant=refuse)
+        assert summary["policy_parameters"].items() >= told.items()
+        again = parse_experiment(config_toml(experiment))
+        assert selected_policy(again.selection) == selected_policy(experiment.selection)

@@ -5,17 +5,15 @@ has the defaults. So it says how the run was played, even after a default has ch
 the user's own optimizers, schedules and training methods stay as written: their defaults need torch.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from typing import Any
 
 import tomli_w
 
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.reference import KINDS_OF_KEY, parameter_defaults
-from pausefl.experiment.server_records import selected_policy
+from pausefl.experiment.server_records import parameters_of, plain, selected_policy
 from pausefl.experiment.toml_source import bare_or_quoted
 from pausefl_client.registries import OPTIMIZER_DEFAULTS, SCHEDULE_DEFAULTS, TRAINING_DEFAULTS
 from pausefl_process.registry import Registry
@@ -44,8 +42,8 @@ def in_force(experiment: Experiment) -> dict[str, Any]:
     """Each table of the experiment with every value in force; None for a key without a value."""
     document = experiment.model_dump(mode="json")
     selection, workload, aggregation = (document[name] for name in ("selection", "workload", "aggregation"))
-    policy = selected_policy(experiment.selection)
-    selection[selection["policy"]] = {f.name: _plain(getattr(policy, f.name)) for f in fields(policy) if f.name != "m"}
+    parameters = parameters_of(selected_policy(experiment.selection))
+    selection[selection["policy"]] = {name: value for name, value in parameters.items() if name != "m"}
     latency, groups = document["latency"], document["clients"]["groups"].values()
     for table in (latency, *latency["groups"], *groups, workload):
         for key in KINDS_OF_KEY.keys() & table.keys():
@@ -101,8 +99,8 @@ def _filled(kinds: Registry, said: Any, default: str | None = None) -> Any:
     except ConfigError:  # the user's own code is not on this machine
         return said
     within = {name: _within(kinds, value) for name, value in table.items()}
-    plain = {name: _plain(value) for name, value in parameter_defaults(make).items()}
-    defaults = {name: value for name, value in plain.items() if value is not None}
+    own = parameter_defaults(make).items()
+    defaults = {name: value for name, stated in own if (value := plain(stated)) is not None}
     return {**within, **{name: value for name, value in defaults.items() if name not in table}} if defaults else said
 
 
@@ -111,11 +109,3 @@ def _within(kinds: Registry, value: Any) -> Any:
     if isinstance(value, list):
         return [_within(kinds, part) for part in value]
     return _filled(kinds, value) if isinstance(value, dict) and "kind" in value else value
-
-
-def _plain(value: Any) -> Any:
-    """The value as TOML data. None if TOML cannot represent it."""
-    try:
-        return json.loads(json.dumps(value))
-    except (TypeError, ValueError):
-        return None

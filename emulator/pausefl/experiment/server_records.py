@@ -7,6 +7,8 @@ import json
 from dataclasses import fields, replace
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from pausefl.experiment.client_records import budget_of, has_control, method_name
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.groups import presence_of
@@ -42,6 +44,17 @@ def selected_policy(selection: SelectionTable, name: str = "") -> Policy:
         )
     policy: Policy = read_record(found, parameters, table, m=selection.asked)
     return policy
+
+
+def parameters_of(policy: Policy) -> dict[str, Any]:
+    """The policy's parameters by name, as TOML data, without fields that it computes itself."""
+    return {field.name: plain(getattr(policy, field.name)) for field in fields(policy) if field.init}
+
+
+def plain(value: Any) -> Any:
+    """The value as TOML data: an array as a list, a member of an enumeration as its value. None if TOML has no such."""
+    value = sorted(value) if isinstance(value, set | frozenset) else value  # otherwise each process has another order
+    return to_jsonable_python(value, fallback=lambda other: getattr(other, "tolist", lambda: None)())
 
 
 def policy_of(experiment: Experiment) -> Policy:

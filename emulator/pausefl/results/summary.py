@@ -1,11 +1,12 @@
 """Computes the summary of a run, which is written to summary.json."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from pausefl.experiment.server_records import parameters_of
 from pausefl.experiment.tables import ClientGroup, PrivacyTable, SelectionTable
 from pausefl.results.accounting import tighter_epsilon
 from pausefl.results.figures import Figures
@@ -142,7 +143,7 @@ def summarise(
 
 def policy_parameters(policy: Policy) -> dict[str, Any]:
     """A policy's parameters by name, for JSON. An infinite value becomes None."""
-    values = {f.name: getattr(policy, f.name) for f in fields(policy)}
+    values = parameters_of(policy)
     return {name: finite(value) if isinstance(value, float) else value for name, value in values.items()}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from pausefl.experiment.experiment import Experiment, parse_experiment
-from pausefl.experiment.server_records import check_policies, selected_policy
+from pausefl.experiment.server_records import check_policies, parameters_of, selected_policy
 from pausefl.experiment.toml_source import bare_or_quoted, listed_values, parts_of_key, value_of_text
 from pausefl.library import By
 from pausefl.results.reading import EPSILON_LABELS, latency_unit
@@ -193,7 +193,7 @@ def value_of(experiment: Experiment, key: str) -> Any:
     if isinstance(found, dict) and name in found:
         return found[name]
     is_of_policy = len(tables) == 2 and tables[0] == "selection"
-    return getattr(selected_policy(experiment.selection, tables[1]), name, None) if is_of_policy else None
+    return parameters_of(selected_policy(experiment.selection, tables[1])).get(name) if is_of_policy else None
 
 
 def _dimension(setting: str, text: str) -> tuple[BaseDistribution, Sequence[Any]]:

@@ -4,22 +4,29 @@ import io
 import re
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from pausefl.experiment.experiment import parse_experiment
+from pausefl.results.statistics import FEWEST_SEEDS, Interval
 from pausefl.studies.campaign import Missing, Planned
 from pausefl.studies.playing import OneByOne
 from pausefl.studies.simulation.curves import SimulationResult
+from pausefl_proto.arrays import FloatArray
 from pausefl_proto.errors import ConfigError
+from pausefl_server.selection.policies.uniform import Random
 from pausefl_tune import measure as measure_module
 from pausefl_tune import tune_experiment
-from pausefl_tune.front import compared
+from pausefl_tune.front import compared, relative_difference
 from pausefl_tune.measure import CLOCK, Figures, Measure, imbalance, simulated
-from pausefl_tune.plan import IMBALANCE, LATENCY, LEAKAGE, Point, TuningPlan
+from pausefl_tune.plan import IMBALANCE, LATENCY, LEAKAGE, Point, TuningPlan, value_of
 
 pytestmark = pytest.mark.usefixtures("quickly_written")
 SMALL = """
@@ -85,6 +92,20 @@ def test_of_settings_that_are_nowhere_worse_the_best_on_the_whole_is_recommended
     points = [{"selection.pause.alpha": alpha} for alpha in (2.0, 1.0)]
     recommended, *_ = compared(points, [2, 3], (LATENCY, LEAKAGE, IMBALANCE), measure, pytest.fail)
     assert recommended.point == {"selection.pause.alpha": 1.0}
+
+
+class Way(Enum):
+    FIRST, LAST = "first", "last"
+
+
+@dataclass(frozen=True)
+class Typed(Random):
+    way: Way = Way.FIRST
+
+
+def test_a_parameter_of_an_own_type_has_the_value_that_a_file_gives_it() -> None:
+    experiment = parse_experiment(SMALL, {"selection.policy": f"{__name__}:Typed"})
+    assert value_of(experiment, f'selection."{__name__}:Typed".way') == "first"
 
 
 def test_a_search_of_the_seed_is_refused() -> None:
@@ -161,3 +182,29 @@ def test_a_setting_that_was_refused_is_neither_asked_nor_counted_again(tmp_path:
     found = tune_experiment(plan, tmp_path, Console(quiet=True)).tried
     refused = [line.partition("}")[0] for line in found.refused]
     assert (len(found.trials), sorted(refused), found.pruned) == (2, ["{'selection.m': 3", "{'selection.m': 4"], 0)
+
+
+def share_of(first: list[float] | FloatArray, second: list[float] | FloatArray) -> Interval:
+    found = relative_difference(first, second)
+    assert found is not None
+    return found
+
+
+@given(st.lists(st.floats(0.1, 1e3), min_size=FEWEST_SEEDS, max_size=12), st.floats(0.1, 10))
+def test_a_relative_difference_is_paired(values: list[float], factor: float) -> None:
+    found = share_of(factor * np.array(values), np.array(values))
+    assert (found.mean, found.low, found.high) == pytest.approx([factor - 1] * 3), "no seed says otherwise"
+
+
+def test_a_relative_difference_spreads_as_its_pairs_do_and_has_no_interval_where_the_mean_may_be_0() -> None:
+    found = share_of([8.0, 21.0, 24.0, 35.0, 50.0], [10.0, 20.0, 30.0, 40.0, 50.0])
+    low, high = found.low, found.high
+    assert low is not None
+    assert high is not None
+    assert found.mean == pytest.approx(138 / 150 - 1)
+    assert low < found.mean < high
+    assert share_of([8.0], [10.0]).low is None
+    found = share_of([1.0] * 5, [0.0, 0.0, 0.0, 0.0, 5.0])
+    assert (found.mean, found.low, found.high) == (0.0, None, None)
+    for second in ([0.0] * 6, [1e-17, 0.0, 3e-17, 0.0, 0.0, 0.0]):  # a mean of 0 gives no ratio
+        assert relative_difference([1.0] * 6, second) is relative_difference([0.0] * 6, second) is None
