@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.groups import behaviours_of
 from pausefl.experiment.population.behaviours import BehaviourChain
 from pausefl.experiment.server_records import aggregation_of, optimizer_of
-from pausefl_client.training.optimizers import make_optimizer
+from pausefl_client.training.optimizers import LearningRates, make_optimizer
 from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings, WrappedTrainer
 from pausefl_proto.errors import PauseflError
 from pausefl_server.model.aggregation import Aggregation, AggregationRule
@@ -230,17 +230,17 @@ def test_a_law_of_ones_own_needs_its_draws_alone() -> None:
 
 
 def test_objects_are_held_by_name_and_fields(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(folder)
-    import my_server  # type: ignore[import-not-found]  # a module of the document's
+    monkeypatch.syspath_prepend(folder.parent)  # the folder is a package without an __init__.py
+    from own import my_server  # type: ignore[import-not-found]  # a module of the document's
 
     from pausefl_server.selection.policies.pause import Pause
 
     objects = {"aggregation.rule": my_server.GeometricMedian(iterations=3), "selection.policy": Pause(m=3, alpha=7.0)}
     experiment = pausefl.load("demo", objects | {"aggregation.optimizer": my_server.Nesterov})
-    assert experiment.aggregation.rule == {"kind": "my_server:GeometricMedian", "iterations": 3}
+    assert experiment.aggregation.rule == {"kind": "own.my_server:GeometricMedian", "iterations": 3}
     assert experiment.selection.m == 3
     assert experiment.selection.parameters("pausefl_server.selection.policies.pause:Pause")["alpha"] == 7.0
-    assert experiment.experiment.python_path == (str(folder),)
+    assert experiment.experiment.python_path == (str(folder.parent),)
 
 
 def test_what_cannot_travel_is_refused_in_one_line_that_says_what_to_do(tmp_path: Path) -> None:
@@ -268,19 +268,25 @@ def test_python_path_is_relative_to_the_file(folder: Path) -> None:
         pausefl.load(path)
     path.write_text(f"[experiment]\npython_path = ['{gone}']")  # as in the config of a run of another machine
     assert pausefl.load(path).experiment.python_path == (str(gone),)
+    other = folder.parent / "my_server.py"
+    other.write_text("class GeometricMedian: ...")
+    with pytest.raises(pausefl.ConfigError, match=f"python_path: {other} is hidden by {folder}/my_server.py; give it"):
+        pausefl.load("demo", {"experiment.python_path": [str(folder.parent)], "aggregation.rule": "my_server:Median"})
 
 
 def test_another_optimizer_of_torch_is_named_by_its_module_and_parameters_of_a_built_in_rule_have_a_table() -> None:
     settings = TrainingSettings(optimizer="torch.optim:Adafactor", learning_rate=0.5)
     optimizer = make_optimizer(settings, [torch.nn.Parameter(torch.zeros(1))])
     assert (type(optimizer).__name__, optimizer.defaults["lr"]) == ("Adafactor", 0.5)
+    of_matrices = replace(settings, optimizer="torch.optim:Muon", schedule={"kind": "exponential", "gamma": 0.5})
+    assert LearningRates(of_matrices).at(2) == 0.25
     with pytest.raises(pausefl.ConfigError, match=r'= "trimmed-mean"; its parameters belong in \[aggregation\]$'):
         pausefl.load("demo", {"aggregation.rule": {"kind": "trimmed-mean", "harmfull": 1}})
 
 
 POLICY = '''"""The clients chosen least often: a policy for the test of the recipe."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np

@@ -114,13 +114,14 @@ import numpy as np, torch
 import pausefl
 from pausefl_server.selection import Policy, Selection
 
-def taken(rows, m):
-    return np.sort(rows[-m:])
-
 @dataclasses.dataclass(frozen=True)
-class Last(Policy):
+class Base(Policy):
     def select(self, state, context):
-        return Selection(taken(context.eligible, self.m))
+        return Selection(np.sort(context.eligible[-self.m:]))
+
+pausefl.load("demo", {"selection.policy": Base})
+
+class Last(Base): ...
 
 @dataclasses.dataclass(frozen=True)
 class Even(pausefl.SampledDelay):

@@ -16,7 +16,7 @@ from pausefl.experiment.client_records import check_names, check_privacy, partit
 from pausefl.experiment.delays.laws import plan_training_times
 from pausefl.experiment.groups import check_groups
 from pausefl.experiment.links import LatencyTable, check_netem, sampled_links
-from pausefl.experiment.objects import import_from, labels_of
+from pausefl.experiment.objects import check_modules, import_from, labels_of
 from pausefl.experiment.tables import (
     AdmissionTable,
     AggregationTable,
@@ -193,6 +193,7 @@ def experiment_of(document: Mapping[str, Any]) -> Experiment:
     except ValidationError as error:
         raise ConfigError(explain(error, Experiment)) from None
     import_from(experiment.experiment.python_path, experiment.experiment.by_value)
+    check_modules(document, experiment.experiment.python_path)
     _check_fit(experiment)
     return experiment
 

@@ -4,6 +4,7 @@ import atexit
 import base64
 import copyreg
 import hashlib
+import os
 import re
 import shutil
 import sys
@@ -11,6 +12,8 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -107,10 +110,15 @@ def _by_value(found: type | FunctionType, key: str) -> str:
 
 
 def cells_of(value: Any) -> dict[str, str]:
-    """The modules carried by value that `value` names, in the form of `experiment.by_value`."""
-    modules = [module for text in texts_of(value) if (module := text.partition(":")[0]).startswith(_CELL)]
-    written = {module: getattr(sys.modules.get(module), _WRITTEN, None) for module in modules}
-    return {module: text for module, text in written.items() if text is not None}
+    """The modules carried by value that `value` names, and what they import, as `experiment.by_value` has them."""
+    named = [text.partition(":")[0] for text in texts_of(value)]
+    found: dict[str, str] = {}
+    for module in named:  # which grows
+        written = getattr(sys.modules.get(module), _WRITTEN, None) if module.startswith(_CELL) else None
+        if written is not None and module not in found:
+            found[module] = written
+            named += re.findall(f"{_CELL}[0-9a-f]+", base64.b64decode(written).decode("latin-1"))
+    return found
 
 
 def labels_of(names: Iterable[str]) -> dict[str, str]:
@@ -127,6 +135,18 @@ def _new_folder() -> str:
     return folder
 
 
+def check_modules(tables: Any, folders: Iterable[str]) -> None:
+    """Raise ConfigError if a module of these folders that `tables` names is hidden by another one of its name."""
+    for name in {text.partition(":")[0].partition(".")[0] for text in texts_of(tables) if ":" in text}:
+        found = find_spec(name) if (own := PathFinder.find_spec(name, [*folders])) else None
+        files = [os.path.realpath(spec.origin) for spec in (own, found) if spec and spec.origin]
+        if len(set(files)) > 1:
+            raise ConfigError(
+                f"experiment.python_path: {files[0]} is hidden by {files[1]}; give it another name, or load this"
+                " experiment in a process of its own"
+            )
+
+
 def import_from(folders: Iterable[str], by_value: Mapping[str, str]) -> None:
     """Let this process, and those it starts, import modules from these folders, and modules carried by value."""
     for name, text in by_value.items():
@@ -139,9 +159,10 @@ def import_from(folders: Iterable[str], by_value: Mapping[str, str]) -> None:
 def folders_of(value: Any) -> list[str]:
     """The folders from which this process imported the modules that `value`, as `as_toml` returns it, names."""
     names = [text.partition(":")[0].partition(".")[0] for text in texts_of(value)]
-    files = [(name, getattr(sys.modules.get(name), "__file__", None)) for name in names]
-    paths = [Path(file).absolute() for name, file in files if file is not None and not is_library(name, file)]
-    return [str(path.parents[1] if path.name == "__init__.py" else path.parent) for path in paths]
+    modules = [(name, sys.modules.get(name)) for name in names]
+    # A package has folders; one without an __init__.py has no file.
+    places = [(name, path) for name, m in modules for path in getattr(m, "__path__", [getattr(m, "__file__", None)])]
+    return [str(Path(path).absolute().parent) for name, path in places if path and not is_library(name, path)]
 
 
 def texts_of(value: Any) -> Iterator[str]:
