@@ -76,7 +76,6 @@ class HostLimits:
         return self.learn_from_stops or _STOOD_STILL.isdisjoint(suspect)
 
     def _passed(self, report: HostReport) -> list[str]:
-        """The names of the limits that the report exceeds."""
         return [name for name in ADVICE if getattr(report, name) > getattr(self, name)]
 
 

@@ -89,7 +89,6 @@ def _peer(context: "grpc.aio.ServicerContext[bytes, bytes]") -> PeerIdentity:
 
 
 def _token(context: "grpc.aio.ServicerContext[bytes, bytes]") -> str:
-    """The token of the stream's metadata; empty without one."""
     for key, value in context.invocation_metadata() or ():
         if key == "authorization" and isinstance(value, str):
             return value.removeprefix("Bearer ")

@@ -62,6 +62,5 @@ class Observers(RunObserver):
 
 
 def _tell(hooks: Sequence[Callable[..., None]], *arguments: Any, **named: Any) -> None:
-    """Pass the arguments on to each of the hooks."""
     for hook in hooks:
         hook(*arguments, **named)

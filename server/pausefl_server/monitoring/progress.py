@@ -92,7 +92,6 @@ class ProgressReporter(RunObserver):
             self.noticed(f"the model after round {round} has diverged: its {evaluation.split} loss is not finite")
 
     def _is_new(self, name: str) -> bool:
-        """Whether this is the first call with this name."""
         is_new = name not in self._said
         self._said.add(name)
         return is_new

@@ -152,7 +152,6 @@ def _work(now: RunSnapshot, settings: ServerSettings) -> dict[str, Any]:
 
 
 def _no_accuracy(settings: ServerSettings) -> str:
-    """The sentence where there is no curve of the models' score."""
     if settings.info.model == "synthetic":
         return "Nothing is evaluated: the model is synthetic."
     return "Nothing yet." if settings.evaluation_every else "Evaluated at the end alone (evaluation.every = 0)."

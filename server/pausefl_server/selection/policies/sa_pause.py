@@ -133,6 +133,5 @@ class SaPause(Pause):
 
 
 def _spread_of_mean(term: FloatArray, m: int) -> float:
-    """The mean of the m greatest values minus the mean of the m least."""
     ordered = np.sort(term)
     return float(ordered[-m:].mean() - ordered[:m].mean())
