@@ -87,7 +87,7 @@ def _folded(latency_s: FloatArray, deadline_s: float) -> ClientTable:
         answers = (Observation("a", Timing(s), s, 1, 0, 0.0, 0.0),) if s < deadline_s else ()
         misses = () if answers else (Miss("a", "timeout", deadline_s, deadline_s),)
         waited_s = min(s, deadline_s)
-        table.apply_round(RoundRecord(t, 1, ("a",), None, answers, (), waited_s, 0.0, 0.0, "", misses=misses))
+        table.apply_round(RoundRecord(t, 1, ("a",), None, answers, (), waited_s, misses=misses))
     return table
 
 

@@ -244,14 +244,16 @@ class RoundRecord:
     round_latency_s: float = 0.0
     """Eq. (3) on the signal: the greatest latency of the round's observations and of its misses' `latency_s`.
     Clients that were not needed do not count."""
+    cluster_penalty_s: float = 0.0
+    """R2's δ_τ term, eq. (22). It has its own column, and is never added to a measurement."""
     wall_clock_s: float = 0.0
     selection_s: float = 0.0
     model_digest: str = ""
     """The digest of θ_t, the model after this round. The model is durable before this record is."""
     details: Mapping[str, float] = field(default_factory=dict)
     """The policy's own numbers about its choice (energy, gap, steps); never read back by a policy."""
-    cluster_penalty_s: float = 0.0
-    """R2's δ_τ term, eq. (22). It has its own column, and is never added to a measurement."""
+    suspect: tuple[str, ...] = ()
+    """Why the round's measurements are in doubt (`host_limits.DOUBTS`); empty if they are not."""
     host: HostReport = field(default_factory=HostReport)
     """How well the server's host kept time during the round."""
     misses: tuple[Miss, ...] = ()
@@ -262,8 +264,6 @@ class RoundRecord:
     """From the run's first job to this commit, at the emulated scale (`rounds.elapsed`)."""
     failed_attempts: tuple["RoundRecord", ...] = ()
     """Earlier attempts at this round, with the same model, in which no client gave an update."""
-    suspect: tuple[str, ...] = ()
-    """Why the round's measurements are in doubt (`host_limits.DOUBTS`); empty if they are not."""
 
     @property
     def attempts(self) -> tuple["RoundRecord", ...]:

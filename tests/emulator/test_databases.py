@@ -206,7 +206,7 @@ def records(rounds: int) -> Iterator[RoundRecord]:
             for k, c in enumerate(CLIENTS)
         )
         chosen, events = CLIENTS, joined if t == 1 else ()
-        yield RoundRecord(t, 1, chosen, None, seen, events, 1.0, float(t), 1e-4, digest(THETA))
+        yield RoundRecord(t, 1, chosen, None, seen, events, 1.0, 0.0, float(t), 1e-4, digest(THETA))
 
 
 @pytest.fixture(scope="module")

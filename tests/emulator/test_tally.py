@@ -25,7 +25,7 @@ def timed(*timings: Timing, drawn_s: float) -> RoundRecord:
         Observation(f"c{i}", t, t.round_trip_s, 1, 0, 0.0, 0.0, drawn_down_s=drawn_s / 2, drawn_up_s=drawn_s / 2)
         for i, t in enumerate(timings)
     )
-    return RoundRecord(1, 0, tuple(o.client_id for o in seen), None, seen, (), 1.0, 1.0, 0.0, "")
+    return RoundRecord(1, 0, tuple(o.client_id for o in seen), None, seen, (), 1.0)
 
 
 IN_TIME = Timing(1.02, download_s=0.1, train_s=0.5, injected_up_s=0.4, upload_s=0.01)

@@ -21,7 +21,9 @@ def write_run(
     for number, accuracy in enumerate(ACCURACIES[policy], start=1):
         seen = Observation("<a>", Timing(latency_s), latency_s, 10, number, 0.5, 0.5 * number)
         events = (LogEvent("joined", "<a>"),) if number == 1 else ()
-        log.commit_round(RoundRecord(number, 1, ("<a>",), None, (seen,), events, latency_s, number, 1e-4, "digest"))
+        log.commit_round(
+            RoundRecord(number, 1, ("<a>",), None, (seen,), events, latency_s, 0.0, number, 1e-4, "digest")
+        )
         if tested:
             log.save_evaluations(number, [Evaluation("test", True, 100, accuracy, 1.0)])
     log.close()
@@ -81,7 +83,7 @@ def write_grouped_run(path: Path, policy: str, seed: int, evaluated: Sequence[in
             chosen: tuple[str, ...] = ("original-000",) if number == 1 else ("relevant-000",)
             if number == 4 or (policy == "random" and number > 1):
                 chosen = ("relevant-000", "poisoned-000")
-            log.commit_round(RoundRecord(number, 1, chosen, None, (), events, 1.0, number, 1e-4, "digest"))
+            log.commit_round(RoundRecord(number, 1, chosen, None, (), events, 1.0, 0.0, number, 1e-4, "digest"))
     roles = {"original": "", "relevant": 'role = "relevant"\n', "poisoned": 'role = "irrelevant"\n'}
     tables = (f"[clients.groups.{name}]\ncount = {len(ids)}\n{roles[name]}" for name, ids in GROUPS.items())
     (path / "config.toml").write_text("".join(tables))

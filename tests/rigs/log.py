@@ -78,7 +78,7 @@ def a_round(t: int) -> RoundRecord:
         for c in "abc"
     )
     events = LogEvent("joined", "d", n_examples=4), LogEvent("reconciled", "d", "late", released=t, epsilon_spent=t / 3)
-    return RoundRecord(t, 1, ("a", "b", "c"), None, observations, events, 0.5, float(t), 1e-4, f"digest {t}")
+    return RoundRecord(t, 1, ("a", "b", "c"), None, observations, events, 0.5, 0.0, float(t), 1e-4, f"digest {t}")
 
 
 def commit_rounds(store: Store) -> None:

@@ -322,7 +322,7 @@ def test_a_client_of_any_name_can_be_scraped(make_telemetry: MakeTelemetry) -> N
     """Ids come from clients: quotes, newlines and backslashes must not break the exposition."""
     telemetry, name = make_telemetry(private()), 'a"b\\c\nd{e="f"} 1'
     joined = (LogEvent("joined", name, n_examples=10),)
-    record = RoundRecord(1, 1, (name,), None, (observation(name, 1, 0.5),), joined, 1.0, 1.0, 0.003, "")
+    record = RoundRecord(1, 1, (name,), None, (observation(name, 1, 0.5),), joined, 1.0, 0.0, 1.0, 0.003)
     replay(RunState.start(All(2), 1), [record], telemetry.round_committed)
     families = list(text_string_to_metric_families(scrape(registry_of(telemetry))))
     (trip,) = [f for f in families if f.name == "pausefl_client_round_trip_seconds"]

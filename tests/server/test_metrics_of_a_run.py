@@ -98,7 +98,7 @@ def test_with_many_clients_only_those_that_matter_most_have_series(make_telemetr
     telemetry, names = make_telemetry(private()), [f"c{k}" for k in range(10)]
     joins = tuple(LogEvent("joined", name, n_examples=1) for name in names)
     seen = tuple(observation(name, 10 - k, 1.0 + k) for k, name in enumerate(names))
-    record = RoundRecord(1, 1, tuple(names), None, seen, joins, 1.0, 1.0, 0.003, "")
+    record = RoundRecord(1, 1, tuple(names), None, seen, joins, 1.0, 0.0, 1.0, 0.003)
     replay(RunState.start(All(10), 1), [record], telemetry.round_committed)
 
     def shown(**limits: int) -> dict[str, set[str]]:
@@ -174,7 +174,7 @@ async def test_a_resumed_run_tells_of_the_failed_attempts_at_its_next_round(tmp_
     store = Store(tmp_path / "run.db")
     for attempt in (1, 2):
         events = (joined,) if attempt == 1 else ()
-        failed = RoundRecord(1, attempt, ("a",), None, (), events, 1.0, 1.0, 0.0, "", misses=(miss,), elapsed_s=attempt)
+        failed = RoundRecord(1, attempt, ("a",), None, (), events, 1.0, misses=(miss,), elapsed_s=attempt)
         store.save_failed_attempt(failed)
     store.close()
     async with federation(tmp_path, metrics=LINGERING) as run:

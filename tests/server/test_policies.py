@@ -228,7 +228,7 @@ def record_with_secrets() -> RoundRecord:
     observation = Observation("a", timing, 1.5, 100, 1, 0.5, 0.5, drawn_down_s=DRAWN[0], drawn_up_s=DRAWN[1])
     joined = tuple(LogEvent("joined", i, n_examples=100) for i in "ab")
     missed = Miss("b", "timeout", waited_s=2.0, latency_s=2.0)
-    return RoundRecord(1, 1, ("a", "b"), None, (observation,), joined, 2.0, 2.1, 0.0, "", misses=(missed,))
+    return RoundRecord(1, 1, ("a", "b"), None, (observation,), joined, 2.0, misses=(missed,))
 
 
 def test_a_policy_that_searches_its_arguments_finds_no_drawn_delay() -> None:

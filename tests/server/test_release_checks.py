@@ -287,7 +287,7 @@ def test_the_forecast_is_told_once_as_one() -> None:
     said: list[ProgressEvent] = []
     reporter = ProgressReporter(server_settings(8, rounds=40), said.append)
     for t in range(1, 41):
-        record = RoundRecord(t, 1, (), None, (), (), 1.0, 0.0, 0.0, "")
+        record = RoundRecord(t, 1, (), None, (), (), 1.0)
         reporter.round_committed(record, RunState.start(All(5), 1), budgets_end=39)
     expected = (
         "privacy budgets are expected to be used up about round 39 of 40: fewer than m = 5 clients would then be left"
@@ -300,7 +300,7 @@ def test_noise_that_swamps_the_model_is_announced_in_its_round_and_once() -> Non
     reporter = ProgressReporter(server_settings(8, rounds=40), said.append)
     for t, epsilon in enumerate((1.0, 0.41, 0.39, 0.3), start=1):
         seen = Observation("a", Timing(1.0), 1.0, 10, t, epsilon, epsilon)
-        record = RoundRecord(t, 1, ("a",), None, (seen,), (), 1.0, 0.0, 0.0, "")
+        record = RoundRecord(t, 1, ("a",), None, (seen,), (), 1.0)
         reporter.round_committed(record, RunState.start(All(5), 1))
     (notice,) = [event.message for event in said if isinstance(event, Notice)]
     assert notice.startswith("round 3: noise is 5.1 times the clip, and grows; ")

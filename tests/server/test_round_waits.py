@@ -175,7 +175,7 @@ def table_of(answers: Answers) -> ClientTable:
         taken = {c: seconds[t - 1] for c, seconds in answers.items() if t <= len(seconds)}
         seen = tuple(Observation(c, Timing(s), s, 1, 0, 0.0, 0.0) for c, s in taken.items() if s is not None)
         misses = tuple(Miss(c, "timeout", 1.0, 1.0) for c, s in taken.items() if s is None)
-        table.apply_round(RoundRecord(t, 1, tuple(taken), None, seen, (), 1.0, 1.0, 0.0, "", misses=misses))
+        table.apply_round(RoundRecord(t, 1, tuple(taken), None, seen, (), 1.0, misses=misses))
     return table
 
 

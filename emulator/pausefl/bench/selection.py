@@ -94,7 +94,7 @@ def _table_update(clients: int, m: int) -> dict[str, Any]:
     def record(t: int) -> RoundRecord:
         ids = [table.ids[row] for row in rng.choice(clients, m, replace=False)]
         answers = tuple(Observation(i, Timing(0.3), 0.3, 100, t, budget.epsilon(t), budget.spent(t)) for i in ids)
-        return RoundRecord(t, 0, tuple(ids), None, answers, (), 0.3, 0.0, 0.0, "")
+        return RoundRecord(t, 0, tuple(ids), None, answers, (), 0.3)
 
     case = f"client table after a round, {clients:,} clients, {m:,} chosen"
     return _timed(case, table.apply_round, [record(t) for t in range(1, 16)], repeats=1)

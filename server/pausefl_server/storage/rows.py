@@ -9,21 +9,8 @@ from typing import Any
 from pausefl_process.host_monitor import HostReport
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
 
-ROUND_COLUMNS = (
-    "round",
-    "attempt",
-    "chosen",
-    "weights",
-    "round_latency_s",
-    "cluster_penalty_s",
-    "wall_clock_s",
-    "selection_s",
-    "model_digest",
-    "details",
-    "suspect",
-    "deadline_s",
-    "elapsed_s",
-)
+_NOT_IN_ITS_ROW = {"observations", "events", "host", "misses", "failed_attempts"}
+ROUND_COLUMNS = tuple(f.name for f in fields(RoundRecord) if f.name not in _NOT_IN_ITS_ROW)
 EVENT_COLUMNS = tuple(f.name for f in fields(LogEvent))
 MISS_COLUMNS = tuple(f.name for f in fields(Miss))
 _TIMING = tuple(f.name for f in fields(Timing))
