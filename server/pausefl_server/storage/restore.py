@@ -75,7 +75,7 @@ def restore(
             statistics_size=settings.manifest.statistics.size,
         ),
         (*late, *left, *_owed(state, late, at_work, store, settings), *lost),
-        attempts=_attempts(store, late),
+        attempts=store.attempts(),
         at_work={client_id: key for client_id, key in at_work.items() if key[0] in jobs},
         models=jobs,
     )
@@ -197,15 +197,6 @@ def _at_work(state: RunState, late: list[LogEvent]) -> dict[str, tuple[int, int]
     state = replace(state, table=ClientTable(), at_work=dict(state.at_work))
     state.before_round(state.round + 1, late)
     return state.at_work
-
-
-def _attempts(store: Store, late: list[LogEvent]) -> dict[int, int]:
-    """Round -> its next attempt, for rounds that were taken back, have failed or have a job. Others begin with 1."""
-    attempts = store.attempts()
-    for event in late:
-        if event.kind == "given":
-            attempts[event.job_round] = max(attempts.get(event.job_round, 1), event.job_attempt + 1)
-    return attempts
 
 
 def _owed(

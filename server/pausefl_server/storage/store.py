@@ -206,8 +206,10 @@ class Store:
         self.keep_first_hellos()
         with self._transaction():
             jobs = self._unsettle_jobs_after(round)
-            later = self._db.execute(_SELECT_ROUNDS_AFTER, (round, round))
-            again = {t: self._forget_round(t, is_private=is_private) + 1 for (t,) in later.fetchall()}
+            later = dict(self._db.execute(_SELECT_ROUNDS_AFTER, (round,)).fetchall())
+            for taken_back, last_attempt in later.items():
+                self._forget_round(taken_back, last_attempt, is_private=is_private)
+            again = {t: last_attempt + 1 for t, last_attempt in later.items()}
             self._set_meta(_ATTEMPTS, json.dumps(self.attempts() | again))
             for handed_out in jobs:
                 self._seal(f"round {handed_out}")
@@ -240,32 +242,28 @@ class Store:
         return sum(sum(of_end.values()) for of_end in ends_s.values())
 
     def attempts(self) -> dict[int, int]:
-        """Round -> its next attempt, for rounds that were taken back or have failed. All others begin with 1."""
+        """Round -> its next attempt, for rounds that were taken back, failed or have a job. All others begin with 1."""
         taken_back = {int(t): attempt for t, attempt in json.loads(self.meta(_ATTEMPTS) or "{}").items()}
-        failed = self._db.execute("SELECT round, max(attempt) + 1 FROM failed_attempts GROUP BY round")
-        return taken_back | dict(failed.fetchall())
+        return taken_back | dict(self._db.execute(_SELECT_NEXT_ATTEMPTS).fetchall())
 
     def close(self) -> None:
         """Close the database. SQLite then merges its write-ahead log into it."""
         self._db.close()
         self._commit_count.close()
 
-    def _forget_round(self, round: int, *, is_private: bool) -> int:
-        """Take a round back. Returns its last attempt."""
-        attempt: int = self._db.execute(_SELECT_LAST_ATTEMPT, (round,)).fetchone()[0]
+    def _forget_round(self, round: int, last_attempt: int, *, is_private: bool) -> None:
         spent = self._db.execute(
             "SELECT client_id, epsilon_spent, participation FROM observations WHERE round = ? AND participation > 0",
             (round,),
         ).fetchall()
         corrections = [LogEvent("reconciled", c, "its round was taken back", 0, s, i) for c, s, i in spent]
-        told = self._told_in(round, attempt, is_private=is_private)
+        told = self._told_in(round, last_attempt, is_private=is_private)
         self._db.execute("DELETE FROM events WHERE round = ?", (round,))
         self._insert_events(round, 0, [*told, *corrections])
         for table in ("observations", "misses", "evaluations", "failed_attempts", "rounds"):
             self._db.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
         self._seal(f"round {round}")
         self._seal(f"evaluations {round}")
-        return attempt
 
     def _unsettle_jobs_after(self, round: int) -> set[int]:
         """Mark the jobs that later rounds gave or answered as "unsettled": no answer to them will come any more.
@@ -361,7 +359,8 @@ _INSERT_MISS = _insert("misses", ("round", "attempt", *MISS_COLUMNS))
 _INSERT_PING = _insert("pings", ("round", "client_id", "ping_s"))
 _INSERT_EVENT = _insert("events", ("round", "attempt", *EVENT_COLUMNS))
 _SELECT_ROUNDS_AFTER = (
-    "SELECT round FROM rounds WHERE round > ? UNION SELECT round FROM failed_attempts WHERE round > ? ORDER BY 1 DESC"
+    "SELECT round, max(attempt) FROM (SELECT round, attempt FROM rounds UNION ALL SELECT round, attempt FROM"
+    " failed_attempts) WHERE round > ? GROUP BY round ORDER BY round DESC"
 )
 # A client has one job at a time: it was at work on its last one, unless it had answered or missed that by then.
 _SELECT_JOBS_AFTER = """
@@ -371,10 +370,9 @@ WITH ends AS (SELECT client_id, round FROM observations UNION ALL SELECT client_
 SELECT sequence, round, client_id, job_round, job_attempt FROM events LEFT JOIN of_client USING (client_id)
 WHERE kind = 'given' AND (round > :round OR (last > :round AND round > last_kept))
 """
-_SELECT_LAST_ATTEMPT = (
-    "SELECT max(attempt) FROM"
-    " (SELECT round, attempt FROM rounds UNION ALL SELECT round, attempt FROM failed_attempts)"
-    " WHERE round = ?"
+_SELECT_NEXT_ATTEMPTS = (
+    "SELECT round, max(attempt) + 1 FROM (SELECT round, attempt FROM failed_attempts UNION ALL"
+    " SELECT job_round, job_attempt FROM events WHERE kind = 'given' AND attempt = 0) GROUP BY round"
 )
 _OF_LATER_CLIENTS = (
     "FROM events WHERE attempt = 0 AND kind IN ('joined', 'left') AND client_id NOT IN"
