@@ -47,7 +47,8 @@ def costs(s: Mapping[str, Any]) -> Iterator[Fact]:
     if s["privacy_unit"] is not None:
         note = f"of {number(s['epsilon_budget'])}, {EPSILON_LABELS[s['privacy_unit']]}"
         yield "greatest ε spent", number(s["max_epsilon_spent"]), note
-        yield "the same as vector ε", number(s["vector_epsilon_max"]), "ε of the client's whole uploads"
+        if s["privacy_unit"] == "coordinate":
+            yield "the same as vector ε", number(s["vector_epsilon_max"]), "ε of the client's whole uploads"
     yield "selection, median", milliseconds(s["selection_s_median"]), "per round"
     yield "rejected updates", str(s["rejected_updates"]), ""
     doubted = f"; {counted(s['suspect_observations'], 'measurement')}" if "suspect_observations" in s else ""
