@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -24,14 +25,11 @@ from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.ucb import Ucb
 from pausefl_server.state import RunState, replay
 from rigs.log import observation, record
+from rigs.log import table_of as a_table_of
 from rigs.policies import IDS, Play, policy_of
 from rigs.settings import server_settings
 
-
-def table_of(*ids: str, tau_min_s: float | None = 0.05, seed: int = 1) -> ClientTable:
-    table = ClientTable(seed, tau_min_s)
-    table.apply_events([LogEvent("joined", i, n_examples=100) for i in ids], round=1)
-    return table
+table_of = partial(a_table_of, tau_min_s=0.05)
 
 
 def remembered(

@@ -14,7 +14,6 @@ from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.server_records import selected_policy
 from pausefl_proto.budget import Release
 from pausefl_proto.errors import WireError
-from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import Aggregation, weighted_mean
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import ServerOptimizer
@@ -31,6 +30,7 @@ from pausefl_server.selection.base import Selection
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import PrivacySettings
 from rigs.coordinator import BUDGET, EXAMPLES, CoordinatorRig, FakePeer, MakeRig, answer_of, averaged, update_of
+from rigs.log import table_of
 from rigs.policies import FirstTwice
 from rigs.settings import server_settings
 
@@ -210,8 +210,7 @@ async def test_one_release_does_not_enter_a_model_twice(rig: MakeRig, rounds: tu
 
 
 def test_an_update_is_taken_64_rounds_after_its_own_at_most() -> None:
-    late, table = LateUpdates(keeps=False), ClientTable()
-    table.apply_events([LogEvent("joined", "a", n_examples=10)], round=1)
+    late, table = LateUpdates(keeps=False), table_of("a")
     for t in range(1, 66):
         opened = OpenStep(t, needed=1, settings=server_settings(1), elapsed=Elapsed(0.0, 0.0))
         opened.give(Dispatch(t, 1, (), 0.0, 0.0), Selection(np.array([0])), ("a",), sent_s=0.0, timeout_s=1.0)

@@ -24,7 +24,7 @@ from pausefl_server.state import RunState, replay
 from pausefl_server.storage.store import Store
 from rigs.clock import Clock
 from rigs.coordinator import BUDGET, CoordinatorRig, FakePeer, MakeRig
-from rigs.log import observation, record
+from rigs.log import observation, record, table_of
 
 
 async def both_at_work(rig: CoordinatorRig, released: int = 10) -> tuple[FakePeer, FakePeer]:
@@ -176,8 +176,7 @@ KINDS = st.sampled_from(["joined", "left", "reconciled", "unsettled", "withdrawn
 
 
 def folded(events: Sequence[LogEvent]) -> ClientTable:
-    table = ClientTable(seed=1)
-    table.apply_events([LogEvent("joined", client_id, n_examples=1) for client_id in "ab"], 1)
+    table = table_of(*"ab")
     table.apply_events(events, 2)
     return table
 

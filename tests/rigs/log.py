@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pausefl_proto.wire import Vector
+from pausefl_server.clients import ClientTable
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.storage.seals import seal_of
 from pausefl_server.storage.store import Store
@@ -64,6 +65,13 @@ def record(round: int, *observations: Observation, **changes: Any) -> RoundRecor
         "model_digest": "",
     }
     return RoundRecord(round=round, observations=observations, **(fields | changes))
+
+
+def table_of(*ids: str, n_examples: int = 10, tau_min_s: float | None = None, seed: int = 1) -> ClientTable:
+    """A table of clients that joined before round 1."""
+    table = ClientTable(seed, tau_min_s)
+    table.apply_events([LogEvent("joined", i, n_examples=n_examples) for i in ids], round=1)
+    return table
 
 
 def theta(value: float, size: int = 1000) -> Vector:

@@ -29,7 +29,7 @@ from pausefl_server.selection.base import Context, Inspection, Policy, Selection
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
 from rigs.coordinator import answer_of
-from rigs.log import observation, record
+from rigs.log import observation, record, table_of
 from rigs.settings import server_settings
 
 GBIT_10 = 1_250_000_000
@@ -200,12 +200,6 @@ def test_a_fresh_and_a_late_update_of_a_client_are_rejected_each() -> None:
     fates = [("rejected", "c"), ("rejected", "c"), ("dropped", "c"), ("merged", "a")]
     assert [(event.kind, event.client_id) for event in found.events] == fates
     np.testing.assert_allclose(found.model.theta, unit)
-
-
-def table_of(*ids: str, seed: int = 1) -> ClientTable:
-    table = ClientTable(seed=seed)
-    table.apply_events([LogEvent("joined", i, n_examples=10) for i in ids], round=1)
-    return table
 
 
 def test_a_table_made_of_some_columns_has_the_others_at_their_defaults() -> None:

@@ -22,6 +22,7 @@ from pausefl_server.selection.policies.genie import Genie
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.sa_pause import SaPause
 from pausefl_server.selection.policies.ucb import Ucb
+from rigs.log import table_of
 from rigs.policies import IDS, M, Play, context_of, hash_of, true_mean_s
 
 
@@ -159,8 +160,7 @@ def test_clients_without_any_delay_are_the_fastest() -> None:
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=3, max_size=9), st.integers(1, 5))
 def test_ucb_leaves_out_no_greater_ucb_than_it_takes(history: list[tuple[int, int]], m: int) -> None:
     """`history`: (chosen, measured) of each client, also never measured ones. Equal speeds make many ties."""
-    table = ClientTable(1, tau_min_s=0.05)
-    table.apply_events([LogEvent("joined", i, n_examples=100) for i in IDS[: len(history)]], round=1)
+    table = table_of(*IDS[: len(history)], n_examples=100, tau_min_s=0.05)
     table.chosen[:] = [chosen for chosen, _ in history]
     table.measured[:] = [min(counts) for counts in history]
     table.inverse_latency_sum[:] = 2.0 * table.measured

@@ -19,6 +19,7 @@ from pausefl_server.selection.policies.brute import PauseBrute
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.sa_pause import SaPause
 from pausefl_server.state import RunState, replay
+from rigs.log import table_of
 from rigs.policies import CASES, IDS, M, Play, context_of, every_policy, joined, policy_of, unchanged, unseen_first
 
 
@@ -121,8 +122,7 @@ def test_no_client_is_favoured_among_equals(case: str) -> None:
     firsts: Counter[str] = Counter()
     equal = Oracle(dict.fromkeys(IDS, 1.0), dict.fromkeys(IDS, 1.0))
     for seed in range(100):
-        table = ClientTable(seed=seed)
-        table.apply_events([LogEvent("joined", i, n_examples=100) for i in IDS], round=1)
+        table = table_of(*IDS, seed=seed)
         selection = policy_of(case).select(None, context_of(table, 1, seed, oracle=equal))
         firsts.update(table.ids[row] for row in selection.rows)
     # Binomial with mean 31 and standard deviation under 5.

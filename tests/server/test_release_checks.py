@@ -16,12 +16,11 @@ from pausefl_proto.encoding import FLOAT32, Float16
 from pausefl_proto.errors import WireError
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import Vector
-from pausefl_server.clients import ClientTable
 from pausefl_server.model.norm_bound import TAIL_PROBABILITY, NormBound
 from pausefl_server.model.staleness import Asynchronous
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.pings import Ping
-from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
+from pausefl_server.records import Observation, RoundRecord, Timing
 from pausefl_server.release_checks import check_ledger, check_release, is_plausible
 from pausefl_server.rounds.budget_exhaustion import budgets_end, rounds_left, too_few_left
 from pausefl_server.rounds.choosing import free_places
@@ -30,6 +29,7 @@ from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import PrivacySettings
 from pausefl_server.state import RunState
 from rigs.coordinator import BUDGET, CoordinatorRig, MakeRig
+from rigs.log import table_of
 from rigs.settings import server_settings
 
 
@@ -232,8 +232,7 @@ def test_whoever_is_chosen_more_is_used_up_sooner() -> None:
 
 def test_the_end_of_budgets_is_forecast_from_the_round_that_is_over() -> None:
     """Of ten releases each, two are made. Equal clients play eight rounds more; a third one is retired."""
-    table = ClientTable()
-    table.apply_events([LogEvent("joined", client_id, n_examples=1) for client_id in "abc"], round=1)
+    table = table_of(*"abc")
     table.released[:], table.chosen[:], table.retired[:] = [2, 2, 10], [5, 5, 9], [False, False, True]
     budgets = BUDGET, Budget(BUDGET.epsilon_budget, BUDGET.eta, BUDGET.epsilon(10))
     endless, settings = (server_settings(8, privacy=PrivacySettings(b, "coordinate", "agreed")) for b in budgets)
@@ -246,8 +245,7 @@ def test_the_end_of_budgets_is_forecast_from_the_round_that_is_over() -> None:
 
 
 def test_a_run_ends_with_too_few_clients_only_where_budgets_are_the_cause() -> None:
-    table = ClientTable()
-    table.apply_events([LogEvent("joined", client_id, n_examples=1) for client_id in "ab"], round=1)
+    table = table_of(*"ab")
     assert too_few_left(table, m=3) == ""
     table.retired[0] = True
     assert too_few_left(table, m=1) == ""
@@ -259,8 +257,7 @@ def test_a_step_whose_updates_end_the_budgets_hands_out_as_the_last_one_does() -
     budget = Budget(BUDGET.epsilon_budget, BUDGET.eta, BUDGET.epsilon(3))
     privacy, steps = PrivacySettings(budget, "coordinate", "agreed"), Asynchronous(concurrency=4, buffer=3)
     settings = server_settings(8, rounds=9, privacy=privacy, is_asynchronous=True, asynchronous=steps)
-    table = ClientTable()
-    table.apply_events([LogEvent("joined", client_id, n_examples=1) for client_id in "abcd"], round=1)
+    table = table_of(*"abcd")
     table.released[:] = [2, 2, 1, 0]
     state = RunState(All(4), table, None)
     found = (
