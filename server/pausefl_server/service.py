@@ -47,7 +47,7 @@ from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.settings import MetricsSettings, ServerSettings
 from pausefl_server.state import RunState
 from pausefl_server.storage.checkpoint import Checkpoint
-from pausefl_server.storage.restore import restore, stored_model
+from pausefl_server.storage.restore import StoredModels, restore
 from pausefl_server.storage.store import Store
 from pausefl_server.storage.store_actor import StoreActor
 
@@ -160,7 +160,7 @@ async def serve(
             store.tell = lambda message: loop.call_soon_threadsafe(observer.noticed, message)
             digests, every = store.model_digests(), settings.evaluation_every if evaluate is not None else 0
             due = range(every, min(start.state.round + 1, settings.rounds), every) if every else ()
-            stored = partial(stored_model, checkpoint, digests)
+            stored = StoredModels(store, checkpoint, theta_0, digests).theta
             told = store.evaluations()
             best_so_far, missing = picked_up(told, due, outputs.best_model, stored, digests, observer.noticed)
         platform.goes_on(start.state.wall_clock_s)

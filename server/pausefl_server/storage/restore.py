@@ -36,7 +36,7 @@ def restore(
     `forget` with the last round to keep, to remove other data of later rounds. ConfigError if the models are missing.
     """
     digests = store.model_digests()
-    models = _Models(store, checkpoint, theta_0, digests)
+    models = StoredModels(store, checkpoint, theta_0, digests)
     log = store.log()
     last = log.last
     begun = last if back_to is None else _checked(back_to, last, models)
@@ -59,7 +59,7 @@ def restore(
     state = replay(fresh, log, after_each, unfinished=store.failed_attempts())
     late = store.late_events()
     at_work = _at_work(state, late)
-    jobs = {number: found[0] for number, _ in at_work.values() if (found := models.find(number - 1)) is not None}
+    jobs = {number: given for number, _ in at_work.values() if (given := models.theta(number - 1)) is not None}
     if any(event.kind == "joined" for event in late):
         store.keep_first_hellos()
     left = (LogEvent("left", c, "the server was restarted") for c in _connected(state, late))  # none is connected yet
@@ -79,15 +79,6 @@ def restore(
         at_work={client_id: key for client_id, key in at_work.items() if key[0] in jobs},
         models=jobs,
     )
-
-
-def stored_model(checkpoint: Checkpoint, digests: Mapping[int, str], round: int) -> Vector | None:
-    """θ_t of a committed round, with its digest in the log's `digests`. None if it is no longer stored."""
-    model_digest = digests.get(round, "")
-    if (theta := checkpoint.load(round, model_digest)) is not None:
-        return theta
-    kept = checkpoint.load_kept(round, model_digest)
-    return None if kept is None else kept[0]
 
 
 def cost(store: Store, back_to: int) -> str:
@@ -128,7 +119,7 @@ def _told(store: Store) -> Iterator[tuple[int, LogEvent | Observation]]:
 
 
 @dataclass(frozen=True)
-class _Models:
+class StoredModels:
     """Finds the stored models that a run can go on from."""
 
     store: Store
@@ -151,6 +142,11 @@ class _Models:
             return theta, np.empty(0, np.float32) if state is None else state
         return self.checkpoint.load_kept(round, model_digest)
 
+    def theta(self, round: int) -> Vector | None:
+        """θ_t; None if it is missing."""
+        found = self.find(round)
+        return None if found is None else found[0]
+
     def rounds(self) -> list[int]:
         """All rounds to which the run can go back, the last one first."""
         known = {*self.digests, 0}
@@ -158,7 +154,7 @@ class _Models:
         return [t for t in sorted(likely, reverse=True) if self.find(t) is not None]
 
 
-def _checked(back_to: int, last: int, models: _Models) -> int:
+def _checked(back_to: int, last: int, models: StoredModels) -> int:
     if not 0 <= back_to <= last:
         raise ConfigError(f"back to round {back_to}: must be a round from 0 to {last}, the last that was played")
     if models.find(back_to) is None:
@@ -167,7 +163,7 @@ def _checked(back_to: int, last: int, models: _Models) -> int:
     return back_to
 
 
-def _nothing_left(last: int, models: _Models, store: Store) -> str:
+def _nothing_left(last: int, models: StoredModels, store: Store) -> str:
     newest = models.rounds()[0]
     return (
         f"checkpoints: the models of rounds {last - 1} and {last}, which the log ends with, are missing or damaged:"
@@ -176,7 +172,7 @@ def _nothing_left(last: int, models: _Models, store: Store) -> str:
     )
 
 
-def _listed(models: _Models) -> str:
+def _listed(models: StoredModels) -> str:
     return ", ".join(map(str, models.rounds()))
 
 
