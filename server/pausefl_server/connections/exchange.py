@@ -1,6 +1,6 @@
 """A job under way with one client, and its timing, which joins durations from two clocks."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from pausefl_process.host_monitor import HostReport
 from pausefl_proto.errors import WireError
@@ -12,6 +12,8 @@ from pausefl_server.rounds.messages import Dispatch
 # A client's parts may also exceed the round trip by this share of their sum: clocks drift, and are slewed, by some
 # hundred millionths. Device time is bounded before a policy sees it.
 _TIMING_TOLERANCE_SHARE = 1e-3
+# The parts that a client times.
+_REPORTED = tuple(f.name for f in fields(Timing) if f.name in pb.Timing.DESCRIPTOR.fields_by_name)
 
 
 @dataclass(slots=True)
@@ -42,15 +44,10 @@ class Exchange:
         timing = Timing(
             round_trip_s=arrived_s - self.first_s,
             reconnect_s=self.started_s - self.first_s,
-            download_s=reported.download_s,
-            injected_down_s=reported.injected_down_s,
-            queue_s=reported.queue_s,
-            train_s=reported.train_s,
-            privatise_s=reported.privatise_s,
-            injected_up_s=reported.injected_up_s,
             upload_s=arrived_s - self.first_frame_s,
             framing_s=self.job.framing_s,
             server_wait_s=self.first_s - self.job.ready_s,
+            **{part: getattr(reported, part) for part in _REPORTED},
         )
         if timing.propagation_s < 0 < host.suspended_s:
             slept_s = min(-timing.propagation_s, host.suspended_s)
