@@ -113,7 +113,7 @@ def test_the_waterfall_names_those_whom_the_committed_attempt_gave_up(tmp_path: 
 def test_suspect_rounds_are_marked_and_explained(run: RunData, page: str) -> None:
     assert [text.get_text() for text in plots.waterfall(run).axes[0].texts] == ["suspect: clients steal_share"]
     labels = [text.get_text() for text in plots.latency(run).legends[0].get_texts()]
-    assert labels[-2:] == ["measured = drawn", "in suspect rounds"]
+    assert labels[-2:] == ["measured = drawn", "suspect"]
     assert "1 of 3 rounds are suspect because of clients steal_share." in page
     assert "measure on a machine that is not shared" in page
 
@@ -203,8 +203,8 @@ def test_a_report_without_rounds_is_by_elapsed_time_and_tells_staleness_and_who_
         database.execute("UPDATE observations SET came_back_s = 1 WHERE client_id = '$x$'")
     page = write_report(read_run(run_dir)).read_text(encoding="utf-8")
     steps_said = "3 steps</h1>", "1.5 steps", "25% of places idle", "the time elapsed since", "$x$: 50.0%"
-    of_few = "(50 examples)", "no result; 100 test examples"  # the curve's; the model in the end has all
-    for said in (*steps_said, "beyond all numbers in the end", "sum over all steps", *of_few):
+    drawn = "(50 examples)", "no result; 100 test examples", "Latency by step", "Step 1, of median latency"
+    for said in (*steps_said, "beyond all numbers in the end", "sum over all steps", *drawn):
         assert said in page
 
 

@@ -21,14 +21,15 @@ def accuracies(s: Mapping[str, Any]) -> Iterator[Fact]:
         whole = f"all {s['test_examples']:,} test examples"
     yield f"{test}, last model", percent(s["final_accuracy"]), whole
     if s["best_accuracy"] is not None:
-        chosen = f"round {s.get('best_round')}, chosen on validation data; {whole}"
+        chosen = f"{turn(s)} {s.get('best_round')}, chosen on validation data; {whole}"
         yield f"{test}, validated model", percent(s["best_accuracy"]), chosen
 
 
 def costs(s: Mapping[str, Any]) -> Iterator[Fact]:
     """The facts about time, privacy, missed jobs and doubtful measurements."""
-    unit = latency_unit([s])
-    yield "total latency", f"{s['total_latency_s']:,.1f} {unit}", f"{s['latency_signal']}, sum {_summed_over(s)}"
+    unit, attempts = latency_unit([s]), " and failed attempts" if s["failed_attempts"] else ""
+    summed = f"{s['latency_signal']}, sum over all {turn(s)}s{attempts}"
+    yield "total latency", f"{s['total_latency_s']:,.1f} {unit}", summed
     if (idle := s.get("idle_share")) is not None:
         note = f"at the emulated scale, {s.get('clients_at_work', 0.0):.1f} clients at work; {idle:.0%} of places idle"
         yield "elapsed time", f"{s.get('elapsed_s', 0.0):,.1f} s", note
@@ -49,19 +50,12 @@ def costs(s: Mapping[str, Any]) -> Iterator[Fact]:
         yield "greatest ε spent", number(s["max_epsilon_spent"]), note
         if s["privacy_unit"] == "coordinate":
             yield "the same as vector ε", number(s["vector_epsilon_max"]), "ε of the client's whole uploads"
-    yield "selection, median", milliseconds(s["selection_s_median"]), "per round"
+    yield "selection, median", milliseconds(s["selection_s_median"]), f"per {turn(s)}"
     yield "rejected updates", str(s["rejected_updates"]), ""
     doubted = f"; {counted(s['suspect_observations'], 'measurement')}" if "suspect_observations" in s else ""
-    yield "suspect rounds", str(s["suspect_rounds"]), f"of {s['rounds']}{doubted}"
+    yield f"suspect {turn(s)}s", str(s["suspect_rounds"]), f"of {s['rounds']}{doubted}"
     if "overruns" in s:
         yield "overruns", str(s["overruns"]), "exchanges longer than the total drawn for them"
-
-
-def _summed_over(s: Mapping[str, Any]) -> str:
-    """Which rounds, steps and attempts the total latency sums over."""
-    if not s["failed_attempts"]:
-        return f"over all {turn(s)}s"
-    return "over all rounds and failed attempts" if s["rounds"] else "over failed attempts: no round was played"
 
 
 def _missed(s: Mapping[str, Any], unit: str) -> Iterator[Fact]:

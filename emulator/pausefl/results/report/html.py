@@ -97,11 +97,11 @@ def _swamped(run: RunData) -> str:
     if not (told := in_words.noise(run.summary)):
         return ""
     rounds, scores = run.curve("test", "round")
-    fell = ""
-    if scores.size and scores[-1] < scores.max():
-        best = int(scores.argmax())
-        fell = f" Test {run.metric} fell from {scores[best]:.1%} after round {rounds[best]} to {scores[-1]:.1%}."
-    return f"Noise was {told}.{fell}"
+    if not scores.size or scores[-1] == scores.max():
+        return f"Noise was {told}."
+    best, turn = int(scores.argmax()), in_words.turn(run.summary)
+    fell = f"fell from {scores[best]:.1%} after {turn} {rounds[best]} to {scores[-1]:.1%}"
+    return f"Noise was {told}. Test {run.metric} {fell}."
 
 
 def _privacy(run: RunData, privacy: PrivacyFigures, figures: Figures) -> Mapping[str, object]:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pausefl.results.accounting import late_releases
+from pausefl.results.in_words import turn
 from pausefl.results.labels import LabelCounts, clients_labels
 from pausefl.results.reading import TIME_LABELS, PrivacyFigures, RunData, latency_unit, time_axis
 from pausefl.results.report import group_plots, learning_plots
@@ -96,7 +97,8 @@ def _dots(values: FloatArray) -> Mapping[str, Any]:
 
 def latency_by_round(run: RunData) -> Figure:
     """The latency of each round, with the communication and the device's own work of its slowest exchange."""
-    figure, axes = new_figure("Latency by round", "round", f"latency ({latency_unit([run.summary])})")
+    of = turn(run.summary)
+    figure, axes = new_figure(f"Latency by {of}", of, f"latency ({latency_unit([run.summary])})")
     rounds, of_exchange, table = run.round_latency["round"], run.breakdown["round"], run.breakdown
     communication_s = table["communication_s"] / run.summary["time_scale"]
     by_round = np.lexsort((table["latency_s"], of_exchange))
@@ -104,8 +106,8 @@ def latency_by_round(run: RunData) -> Figure:
     latency_s, n = run.round_latency["round_latency_s"], min(_MEDIAN_OF_MOST, 1 + len(rounds) // 20)
     if n > 1:
         is_large = len(rounds) > 2000
-        axes.plot(rounds, latency_s, ".", markersize=2, color=MUTED.light, label="each round", rasterized=is_large)
-    of_rounds = f"median of {n} rounds" if n > 1 else "round"
+        axes.plot(rounds, latency_s, ".", markersize=2, color=MUTED.light, label=f"each {of}", rasterized=is_large)
+    of_rounds = f"median of {n} {of}s" if n > 1 else of
     wide = {**_dots(rounds), "linewidth": 5, "markersize": 8, "alpha": 0.35}  # seen below an equal part's line
     axes.plot(rounds, _running_median(latency_s, n), color=INK.light, label=of_rounds, **wide)
     parts = (("communication of the slowest", communication_s), ("its device's own work", table["device_s"]))
@@ -125,7 +127,7 @@ def _running_median(values: FloatArray, n: int) -> FloatArray:
 
 def leakage(run: RunData, privacy: PrivacyFigures) -> Figure:
     """The greatest ε that any client has spent, by round, with a line at the budget."""
-    figure, axes = new_figure("Greatest leakage", "round", f"greatest ε spent by a client\n({privacy.label})")
+    figure, axes = new_figure("Greatest leakage", turn(run.summary), f"greatest ε spent by a client\n({privacy.label})")
     table = run.greatest_leakage
     spent = table["max_epsilon_spent"]
     axes.step(table["round"], spent, where="post", color=SERIES[0].light, **_dots(spent))
@@ -140,7 +142,7 @@ def releases(run: RunData, privacy: PrivacyFigures) -> Figure:
     shown = _shown(n_in_time + n_late)
     dots, rings = shown[shown < n_in_time], shown[shown >= n_in_time] - n_in_time
     height = max(3.2, min(7.0, 1.2 + 0.16 * len(ids)))
-    figure, axes = new_figure("Releases", "round", "client", height=height)
+    figure, axes = new_figure("Releases", turn(run.summary), "client", height=height)
     diameter_pt = min(6.5, max(1.2, 55 * height / len(ids)))  # a dot stays in its client's row, or is seen at least
     greatest = np.concatenate((in_time["epsilon"], late["epsilon"])).max()
     for table, of_it, fill, edge in ((in_time, dots, SERIES[0].light, "none"), (late, rings, "none", SERIES[1].light)):
@@ -209,7 +211,7 @@ def latency(run: RunData) -> Figure:
     by_exchange.plot([0, limit_s], [0, limit_s], color=INK.light, linewidth=1, label="measured = drawn")
     shown = _shown(len(drawn_s))
     suspect = np.isin(run.breakdown["round"][shown], run.suspect_rounds["round"])
-    for of_kind, colour, marker, label in ((~suspect, SERIES[1], "o", ""), (suspect, LIMIT, "x", "in suspect rounds")):
+    for of_kind, colour, marker, label in ((~suspect, SERIES[1], "o", ""), (suspect, LIMIT, "x", "suspect")):
         rows = shown[of_kind]
         if len(rows):
             by_exchange.scatter(
@@ -273,7 +275,8 @@ def waterfall(run: RunData) -> Figure:
     order = np.argsort(table["exchange_s"])
     ids = table["client_id"][order]
     height = max(2.6, min(7.0, 1.4 + 0.3 * len(ids)))
-    figure, axes = new_figure(f"Round {number}, of median latency", _in_seconds(run, "since framing began"), "", height)
+    title = f"{capitalised(turn(run.summary))} {number}, of median latency"
+    figure, axes = new_figure(title, _in_seconds(run, "since framing began"), "", height)
     suspect = run.suspect_rounds["reason"][run.suspect_rounds["round"] == number]
     doubts = [f"suspect: {', '.join(suspect)}"] * bool(suspect.size)
     doubts += [f"given up: {', '.join(missed[:MOST_NAMED])}"] * bool(missed)

@@ -130,7 +130,8 @@ def capitalised(text: str) -> str:
 def rendered(figure: Figure, kind: str) -> bytes:
     """The bytes of the figure as a file of one of `KINDS`, in light colours. The same data give the same bytes."""
     for axes in figure.axes:
-        if axes.get_xlabel() == "round" and isinstance(locator := axes.xaxis.get_major_locator(), MaxNLocator):
+        locator = axes.xaxis.get_major_locator()
+        if axes.get_xlabel() in ("round", "step") and isinstance(locator, MaxNLocator):
             locator.set_params(integer=True)  # rounds are whole numbers
     buffer = io.BytesIO()
     with mpl.rc_context(RC):
