@@ -122,23 +122,18 @@ def sync_folder(folder: Path) -> None:
         os.close(directory)
 
 
-def _refuse_without_locks(folder: Path) -> None:
-    """Raise ConfigError if the file system of a folder, which need not exist yet, has no locks. It leaves no file."""
-    there = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
-    with tempfile.TemporaryFile(dir=there) as file:
-        for name, lock in (("flock", fcntl.flock), ("fcntl", fcntl.lockf)):  # SQLite uses fcntl
-            try:
-                lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                lock(file, fcntl.LOCK_UN)
-            except OSError as error:
-                said = f"{folder}: its file system has no locks ({name}: {error.strerror}); put it on a local disk"
-                raise ConfigError(said) from error
-
-
 def prepare_folder(folder: Path, key: str) -> None:
     """Make a folder for locked files. ConfigError if it has no locks, or (then naming `key`) cannot be written."""
     try:
-        _refuse_without_locks(folder)
+        there = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
+        with tempfile.TemporaryFile(dir=there) as file:
+            for name, lock in (("flock", fcntl.flock), ("fcntl", fcntl.lockf)):  # SQLite uses fcntl
+                try:
+                    lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    lock(file, fcntl.LOCK_UN)
+                except OSError as error:
+                    said = f"{folder}: its file system has no locks ({name}: {error.strerror}); put it on a local disk"
+                    raise ConfigError(said) from error
         make_durable(folder)
     except OSError as error:
         raise ConfigError(f"{key}: cannot be written ({error.strerror})") from error
