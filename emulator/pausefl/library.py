@@ -16,8 +16,8 @@ from pausefl.experiment.objects import as_toml, cells_of, folders_of
 from pausefl.experiment.toml_source import Overrides, bare_or_quoted, override_values
 from pausefl.extras import needs, require
 from pausefl.outcomes import with_resume_command
-from pausefl.results.frames import data_frame, flat
 from pausefl.results.run import Run
+from pausefl.results.tables import data_frame, flat
 from pausefl.runtime.observers.base import Observer
 from pausefl_process.files import check_places
 from pausefl_proto.errors import ConfigError, PauseflError

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pausefl.experiment.tables import ClientGroup
-from pausefl.results.csv_table import write_csv, write_records
 from pausefl.results.in_words import by_whom
 from pausefl.results.selections import GroupChoices, choices_by_group, per_client_round, relevant_to_irrelevant
+from pausefl.results.tables import write_csv, write_records
 from pausefl.results.tally import RunTally
 from pausefl_process.host_monitor import HostReport
 from pausefl_server.host_limits import HostLimits, ordered

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pausefl.results.csv_table import write_csv
+from pausefl.results.tables import write_csv
 from pausefl.runtime.processes.log_file import write_output_to
 from pausefl_process.files import locked, write_durably
 from pausefl_proto.errors import ConfigError, PauseflError

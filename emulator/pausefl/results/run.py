@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pausefl.results.frames import data_frame
 from pausefl.results.reading import Columns, open_database, read_columns
 from pausefl.results.stored_summary import check_is_last, read_summary
+from pausefl.results.tables import data_frame
 from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ import numpy as np
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.objects import labels_of
 from pausefl.experiment.server_records import selected_policy
-from pausefl.results.csv_table import write_records
 from pausefl.results.in_words import number
 from pausefl.results.reading import EPSILON_LABELS, TIME_LABELS, time_axis
 from pausefl.results.report.style import write_picture
 from pausefl.results.statistics import Spread, saving_in_words, shares_saved
+from pausefl.results.tables import write_records
 from pausefl.runtime.forks import spawned
 from pausefl.runtime.processes.lifetime import in_children
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, refuse_run_in

@@ -14,9 +14,9 @@ from pausefl.experiment.experiment import Experiment, parse_experiment, with_val
 from pausefl.experiment.objects import as_toml
 from pausefl.experiment.server_records import check_policies
 from pausefl.experiment.toml_source import listed_values, parts_of_key
-from pausefl.results.frames import data_frame
 from pausefl.results.report.sweep import write_sweep
 from pausefl.results.stored_summary import read_summary, told_at_starts
+from pausefl.results.tables import data_frame
 from pausefl.studies.campaign import Missing, Plan, Planned, check_named_once, read_plan, unfinished
 from pausefl.studies.playing import Player, play_campaign
 from pausefl_proto.errors import ConfigError

@@ -12,11 +12,11 @@ from rich import box
 from rich.table import Table
 
 from pausefl.library import Tuning
-from pausefl.results.csv_table import write_records
 from pausefl.results.in_words import number
 from pausefl.results.report.comparison.figure import legend_above
 from pausefl.results.report.style import LIMIT, MUTED, RC, SERIES, write_picture
 from pausefl.results.statistics import FEWEST_SEEDS
+from pausefl.results.tables import write_records
 from pausefl_process.files import write_durably
 from pausefl_tune.front import FrontPoint
 from pausefl_tune.plan import Objective, Point

@@ -9,13 +9,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from pausefl.results.csv_table import write_csv
 from pausefl.results.figures import Figures
 from pausefl.results.reading import RunData, open_database, read_run
 from pausefl.results.report.html import run_page
 from pausefl.results.report.learning import Learning, learning
 from pausefl.results.report.plots import drawings
 from pausefl.results.report.style import write_picture
+from pausefl.results.tables import write_csv
 from pausefl_process.files import write_durably
 
 

@@ -11,12 +11,12 @@ from matplotlib.axis import Axis, XAxis
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from pausefl.results.csv_table import write_records
 from pausefl.results.reading import EPSILON_LABELS, TIME_LABELS, latency_unit, time_axis
 from pausefl.results.report.comparison.figure import ONE_SEED, seeds_note
 from pausefl.results.report.style import INK, KINDS, SERIES, shortened, write_picture
 from pausefl.results.statistics import FEWEST_SEEDS, mean_band, three_digits
 from pausefl.results.stored_summary import unequal_starts
+from pausefl.results.tables import write_records
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_server.records import ACCURACY
 

@@ -12,7 +12,7 @@ import tomli_w
 from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.experiment.measured.reading import Reading
 from pausefl.experiment.tables import SelectionTable
-from pausefl.results.frames import data_frame
+from pausefl.results.tables import data_frame
 from pausefl.runtime.run_dir import stored_experiment
 from pausefl.studies.offline.fitting import FittedLaw, fit_law
 from pausefl.studies.offline.latencies import ClientLatencies, latencies_of

@@ -12,9 +12,8 @@ import numpy as np
 from pausefl.experiment.experiment import Experiment, parse_experiment, with_values
 from pausefl.experiment.server_records import check_policies
 from pausefl.experiment.toml_source import Overrides, override_values
-from pausefl.results.csv_table import write_records
-from pausefl.results.frames import data_frame
 from pausefl.results.reading import EPSILON_LABELS, latency_unit, read_log
+from pausefl.results.tables import data_frame, write_records
 from pausefl.runtime.run_dir import stored_experiment
 from pausefl.studies.offline.counterfactual import Counterfactual, play_on_log
 from pausefl.studies.offline.replay import ReplayedChoice, check_same, choices_on, rules_of

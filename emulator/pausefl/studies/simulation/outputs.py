@@ -14,9 +14,9 @@ from pausefl.experiment.client_records import partitioner_of
 from pausefl.experiment.delay_laws import Constant, Delay, NoDelay
 from pausefl.experiment.experiment import Experiment, with_values
 from pausefl.experiment.server_records import policy_of
-from pausefl.results.csv_table import write_csv
 from pausefl.results.reading import EPSILON_LABELS, TIME_LABELS, time_axis
 from pausefl.results.summary import finite
+from pausefl.results.tables import write_csv
 from pausefl.runtime.client.plan import TrainingPlan, client_plan
 from pausefl.runtime.server.plan import settings_of
 from pausefl.studies.simulation.curves import NO_REGRET, SimulationResult, growth_fits

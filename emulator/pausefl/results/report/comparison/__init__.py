@@ -20,7 +20,6 @@ from rich.text import Text
 from pausefl.experiment.in_force import what_is_played
 from pausefl.experiment.toml_source import bare_or_quoted
 from pausefl.results.figures import Figures
-from pausefl.results.frames import data_frame, flat
 from pausefl.results.labels import clients_labels
 from pausefl.results.reading import TIME_LABELS, PrivacyFigures, RunData, TimeAxis, read_run, time_axis
 from pausefl.results.report.comparison.figure import Runs, all_runs, band_note, drawings, evaluated_runs, unit_of
@@ -29,6 +28,7 @@ from pausefl.results.report.html import embed, render
 from pausefl.results.report.style import KINDS, write_picture
 from pausefl.results.statistics import FEWEST_SEEDS, Spread, saving_in_words, three_digits
 from pausefl.results.stored_summary import told_at_starts, unequal_starts
+from pausefl.results.tables import data_frame, flat
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.records import ACCURACY, Split
