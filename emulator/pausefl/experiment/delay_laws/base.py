@@ -101,9 +101,7 @@ def _name(law: Delay) -> str:
     return f"{type(law).__module__}:{type(law).__qualname__}"
 
 
-def known_means(
-    laws: Mapping[str, Delay], tau_min_s: float | None = None
-) -> tuple[Mapping[str, float], Mapping[str, float]]:
+def known_means(laws: Mapping[str, Delay], tau_min_s: float | None) -> tuple[Mapping[str, float], Mapping[str, float]]:
     """E[τ_k] and E[1/τ_k] by client id, for the policies that know the true means.
 
     With `tau_min_s`, the second is E[min(1/τ_k, 1/τ_min)], as no reward τ_min/τ counts above 1. Few policies use it, so
