@@ -25,15 +25,15 @@ from typing import Any
 
 from docs.write_results import write_page
 from pausefl.experiment.experiment import Experiment, parse_experiment
-from pausefl.experiment.published import find_reproduction
-from pausefl.results.reading import has_diverged, read_run
+from pausefl.results.reading import read_run
 from pausefl.studies.campaign import CampaignInterrupted, Planned, is_played
 from pausefl.studies.executors import side_by_side
 from pausefl_process.files import write_durably
 from pausefl_process.machine import machine_in_words
 from pausefl_proto.errors import ConfigError, PauseflError
-from pausefl_reproduce.played import PlayedSeed
+from pausefl_reproduce.played import PlayedSeed, has_diverged
 from pausefl_reproduce.playing import planned
+from pausefl_reproduce.published import find_reproduction
 from pausefl_reproduce.request import Request
 from pausefl_reproduce.summary import as_text, kept_of, summary_of
 

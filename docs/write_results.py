@@ -13,13 +13,13 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from pausefl.experiment.published import find_reproduction, reproductions
 from pausefl.experiment.server_records import selected_policy
 from pausefl.results.report.style import rendered
 from pausefl.results.statistics import FEWEST_SEEDS, quartiles
 from pausefl.results.summary import policy_parameters
 from pausefl.studies.redrawing import REPRODUCTION
 from pausefl_reproduce.figure import StoredSummary, draw_reproduction
+from pausefl_reproduce.published import find_reproduction, reproductions
 from pausefl_reproduce.request import in_full
 
 _DOCS = Path(__file__).parent

@@ -18,12 +18,12 @@ from benchmarks.own import INSTRUMENTS
 from pausefl import cli
 from pausefl.bench import BENCHMARKS
 from pausefl.experiment.experiment import load_experiment, parse_experiment
-from pausefl.experiment.published import find_reproduction, reproductions
 from pausefl.experiment.server_records import check_policies
 from pausefl.experiment.toml_source import preset_names
 from pausefl_client.privacy.ledger import Ledger
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
+from pausefl_reproduce.published import find_reproduction, reproductions
 from pausefl_server.selection import policy_class
 from rigs.command import python
 from rigs.places import ROOT

@@ -13,7 +13,7 @@ from typing import Any
 import tomli_w
 
 from pausefl.experiment.objects import as_toml, cells_of, folders_of
-from pausefl.experiment.published import Reproduction, find_reproduction, reproductions
+from pausefl.experiment.published import published_figures
 from pausefl.experiment.validation import as_json
 from pausefl_process.files import reason
 from pausefl_proto.errors import ConfigError
@@ -55,19 +55,19 @@ def read_source(source: str) -> str:
             raise ConfigError(f"{source}: cannot be read ({reason(error)})") from error
     names = preset_names()
     if source not in names:
-        figures = [figure for each in reproductions() for figure in each.figures]
+        figures = published_figures()
         if source in figures:
-            return _source_of_figure(find_reproduction(source))
+            return _source_of_figure(*figures[source])
         close = difflib.get_close_matches(source.lower(), [*names, *figures], 1)
         hint = f"did you mean {close[0]}?" if close else f"presets: {', '.join(names)}"
         raise ConfigError(f'"{source}" is neither a .toml file nor a preset; {hint}')
     return resources.files(__package__).joinpath("presets", f"{source}.toml").read_text("utf-8")
 
 
-def _source_of_figure(figure: Reproduction) -> str:
+def _source_of_figure(preset: str, changes: Mapping[str, Any]) -> str:
     """The experiment of a published figure, with the policy of its preset."""
-    document = tomllib.loads(read_source(figure.preset))
-    for key, value in figure.overrides.items():
+    document = tomllib.loads(read_source(preset))
+    for key, value in changes.items():
         _override(document, key, value)
     return tomli_w.dumps(document)
 

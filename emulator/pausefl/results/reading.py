@@ -19,7 +19,6 @@ from pausefl.results.stored_summary import Summary, check_is_last, read_summary,
 from pausefl_process.databases import open_read_only
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.privacy_unit import PrivacyUnit
-from pausefl_proto.wire import NOT_FINITE
 from pausefl_server.records import ACCURACY, RoundRecord, Split
 from pausefl_server.storage.round_log import RoundLog
 from pausefl_server.storage.seals import SCHEMA_VERSION, check_seals
@@ -59,11 +58,6 @@ LEFT JOIN (SELECT hello.key AS client_id, json_extract(hello.value, '$[1]') AS c
            FROM meta, json_each(meta.value) AS hello WHERE meta.key = 'first hellos') USING (client_id)
 GROUP BY client_id ORDER BY client_id
 """
-
-
-def has_diverged(summary: Summary) -> bool:
-    """Whether a run ended early because no client's update was finite any more. Its model is then useless."""
-    return summary["outcome"] == "failed" and summary["rounds"] > 0 and NOT_FINITE in summary["stopped_because"]
 
 
 def latency_unit(summaries: Iterable[Mapping[str, Any]]) -> str:

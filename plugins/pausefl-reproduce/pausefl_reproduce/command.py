@@ -9,7 +9,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pausefl.experiment.published import Reproduction, find_reproduction, reproductions
 from pausefl.results.statistics import FEWEST_SEEDS
 from pausefl.studies.campaign import plan_of
 from pausefl.studies.playing import Player
@@ -17,6 +16,7 @@ from pausefl.studies.time_left import in_words
 from pausefl_proto.errors import ConfigError
 from pausefl_reproduce.estimate import estimated_s
 from pausefl_reproduce.playing import n_finished, reproduce
+from pausefl_reproduce.published import Reproduction, find_reproduction, reproductions
 from pausefl_reproduce.request import ReproductionScale, Request, left_out
 
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from pausefl.results.reading import RunData, has_diverged
+from pausefl.results.reading import RunData
 from pausefl.results.selections import choices_by_group
 from pausefl.results.statistics import mean_band, mean_interval, paired_difference
+from pausefl.results.stored_summary import Summary
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import stable_hash
 from pausefl_proto.errors import ConfigError
+from pausefl_proto.wire import NOT_FINITE
 from pausefl_reproduce.waits import (
     Waits,
     common_horizon_s,
@@ -31,6 +33,11 @@ _POINTS = 61
 StoredCurve = Mapping[str, Any]
 """x, mean, low and high of one curve. low and high are the 95 % interval or, with too few seeds, least and greatest.
 `seeds`, if requested, has the values of each seed."""
+
+
+def has_diverged(summary: Summary) -> bool:
+    """Whether a run ended early because no client's update was finite any more. Its model is then useless."""
+    return summary["outcome"] == "failed" and summary["rounds"] > 0 and NOT_FINITE in summary["stopped_because"]
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from pausefl.experiment.experiment import Experiment, parse_experiment, with_values
-from pausefl.experiment.published import Reproduction
-from pausefl.results.reading import has_diverged, read_run
+from pausefl.results.reading import read_run
 from pausefl.results.stored_summary import read_summary
 from pausefl.studies.campaign import (
     Plan,
@@ -21,7 +20,8 @@ from pausefl.studies.campaign import (
 from pausefl.studies.playing import Player, checked
 from pausefl_process.machine import machine_in_words
 from pausefl_proto.errors import ConfigError
-from pausefl_reproduce.played import PlayedSeed
+from pausefl_reproduce.played import PlayedSeed, has_diverged
+from pausefl_reproduce.published import Reproduction
 from pausefl_reproduce.request import COMMAND, Request
 from pausefl_reproduce.summary import kept_of, write_summary
 

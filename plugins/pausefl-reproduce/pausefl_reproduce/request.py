@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
-from pausefl.experiment.published import Reproduction
 from pausefl.experiment.server_records import check_policies
+from pausefl_reproduce.published import Reproduction
 
 COMMAND = "reproduce"
 ReproductionScale = Literal["full", "quick"]

@@ -16,7 +16,6 @@ import pausefl
 from docs.write_results import keep, kept_summaries, results_page, write_page
 from pausefl.cli import main, parser
 from pausefl.experiment.experiment import load_experiment
-from pausefl.experiment.published import find_reproduction, read_reproductions, reproductions
 from pausefl.results.reading import read_run
 from pausefl.studies.campaign import CampaignInterrupted
 from pausefl.studies.playing import OneByOne
@@ -29,6 +28,7 @@ from pausefl_reproduce.estimate import estimated_s
 from pausefl_reproduce.figure import draw_reproduction
 from pausefl_reproduce.played import ClusterTerm, PlayedSeed
 from pausefl_reproduce.playing import n_finished, reproduce
+from pausefl_reproduce.published import find_reproduction, read_reproductions, reproductions
 from pausefl_reproduce.request import ReproductionScale, Request, left_out
 from pausefl_reproduce.summary import write_summary
 from rigs.places import ROOT
