@@ -80,19 +80,16 @@ def _has_own_init(policy: type[Policy]) -> bool:
 
 def aggregation_of(table: AggregationTable) -> Aggregation:
     """The aggregation that combines updates. Raises ConfigError for a bad rule."""
-    if isinstance(table.rule, str) and table.rule in RULES:
+    rule = table.rule
+    if isinstance(rule, str) and rule in RULES:
         return table
-    return Aggregation(_own_rule(table.rule), table.harmful, table.clip_norm, table.weight_share_max, table.norm_limit)
-
-
-def _own_rule(rule: str | dict[str, Any]) -> AggregationRule:
     if isinstance(rule, dict) and rule.get("kind") in RULES:
         raise ConfigError(
             f'aggregation.rule.kind = "{rule["kind"]}": is written aggregation.rule = "{rule["kind"]}"; its parameters'
             " belong in [aggregation]"
         )
     own: AggregationRule = read_kind(RULES, rule, "aggregation.rule")
-    return own
+    return Aggregation(own, table.harmful, table.clip_norm, table.weight_share_max, table.norm_limit)
 
 
 def asynchronous_of(table: AsynchronousTable) -> Asynchronous:
