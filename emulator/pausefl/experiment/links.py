@@ -4,18 +4,15 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 from pydantic import Field
 
 from pausefl.experiment.delay_laws import Delay, NoDelay, Sum
-from pausefl.experiment.delays.files import ClientPlace
-from pausefl.experiment.delays.laws import EXCHANGE_DELAYS, LawReader
+from pausefl.experiment.delays.laws import EXCHANGE_DELAYS, LawReader, law_readers
 from pausefl.experiment.validation import TomlTable
 from pausefl_client.link import Mode
-from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.number_types import Count, Positive, Share
 
@@ -275,13 +272,11 @@ class _LinkPlanner:
     def __init__(self, latency: LatencyTable, client_ids: Sequence[str], seed: int) -> None:
         """Raises ConfigError for a mistake that no single client's link shows."""
         _check_mode(latency)
-        self._seed = seed
-        self._places = {client_id: place for place, client_id in enumerate(client_ids)}
-        self._everyone = frozenset(client_ids)
-        self.groups = _members([g.clients for g in latency.groups], client_ids, self._places, "latency.groups")
+        places = {client_id: place for place, client_id in enumerate(client_ids)}
+        self.groups = _members([g.clients for g in latency.groups], client_ids, places, "latency.groups")
         """The index into `latency.groups` of each client that belongs to a group, by client id."""
         selections = [a.clients for a in latency.access_points]
-        self.access_points = _members(selections, client_ids, self._places, "latency.access_points")
+        self.access_points = _members(selections, client_ids, places, "latency.access_points")
         for index, table in enumerate(latency.access_points):
             if table.down_bytes_per_s is None and table.up_bytes_per_s is None:
                 raise ConfigError(f"latency.access_points.{index}: needs down_bytes_per_s, up_bytes_per_s or both")
@@ -290,14 +285,13 @@ class _LinkPlanner:
         self._bandwidths = {
             i: latency.bandwidth if i is None else _group_bandwidth(latency, latency.groups[i]) for i in indices
         }
-        self._alike: dict[str, Any] = {}  # see `LawReader.alike`
+        self._reader = law_readers(client_ids, seed, "delay-parameter")
 
     def link(self, client_id: str) -> LinkPlan:
         """The link of one client. Raises ConfigError for a bad law."""
         group, access_point = self.groups.get(client_id), self.access_points.get(client_id)
         laws, bandwidth = self._laws[group], self._bandwidths[group]
-        place = ClientPlace(client_id, self._places[client_id], self._everyone)
-        reader = LawReader(place, partial(generator, self._seed, "delay-parameter", client_id), self._alike)
+        reader = self._reader(client_id)
         delay, down, up = (_law(reader, laws[name]) if name in laws else None for name in ("delay", "down", "up"))
         return LinkPlan(delay, down or NoDelay(), up or NoDelay(), bandwidth, access_point)
 

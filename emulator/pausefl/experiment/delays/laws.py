@@ -140,17 +140,16 @@ class LawReader:
         return plain_value(annotation, value, key)
 
 
+def law_readers(client_ids: Sequence[str], seed: int, purpose: str) -> Callable[[str], LawReader]:
+    """A function of a client's id that makes the reader of its laws, which draws their parameters for `purpose`."""
+    places, everyone, alike = {c: place for place, c in enumerate(client_ids)}, frozenset(client_ids), dict[str, Any]()
+    return lambda c: LawReader(ClientPlace(c, places[c], everyone), partial(generator, seed, purpose, c), alike)
+
+
 def plan_training_times(table: dict[str, Any], client_ids: Sequence[str], seed: int) -> dict[str, Delay]:
     """The law of each client's training time in seconds, by id. Empty for an empty table. ConfigError names the key."""
-    if not table:
-        return {}
-    everyone, alike = frozenset(client_ids), dict[str, Any]()
-    laws = {}
-    for place, client_id in enumerate(client_ids):
-        rng_for = partial(generator, seed, "training-parameter", client_id)
-        reader = LawReader(ClientPlace(client_id, place, everyone), rng_for, alike)
-        laws[client_id] = reader.read(table, "workload.training_time")
-    return laws
+    reader = law_readers(client_ids, seed, "training-parameter")
+    return {c: reader(c).read(table, "workload.training_time") for c in client_ids} if table else {}
 
 
 def _check_is_law(made_by_kind: object, key: str) -> None:
