@@ -202,11 +202,9 @@ def _check_mode(latency: LatencyTable) -> None:
         )
 
 
-def _members(
-    selections: Sequence[str | tuple[str, ...]], client_ids: Sequence[str], places: Mapping[str, int], key: str
-) -> dict[str, int]:
+def _members(selections: Sequence[str | tuple[str, ...]], client_ids: Sequence[str], key: str) -> dict[str, int]:
     """The index of the group of each client that belongs to a group, by client id."""
-    group_of: dict[str, int] = {}
+    group_of, places = dict[str, int](), {client_id: place for place, client_id in enumerate(client_ids)}
     for group, selection in enumerate(selections):
         if not selection:
             raise ConfigError(f"{key}.{group}.clients = {json.dumps(selection)}: must name at least one client")
@@ -232,13 +230,9 @@ _Laws = Mapping[str, tuple[str, dict[str, Any]]]
 """The law tables of one client's link, each with its key: "delay" alone, or "down", "up" or both."""
 
 
-def _laws(latency: LatencyTable, group: int | None) -> _Laws:
-    """The laws of a link group, completed by those of [latency]. None: of clients without a group."""
-    common = _said(latency, "latency")
-    if group is None:
-        return common
-    key = f"latency.groups.{group}"
-    own = _said(latency.groups[group], key)
+def _laws(latency: LatencyTable, group: LinkGroup, key: str) -> _Laws:
+    """The laws of a link group, completed by those of [latency]."""
+    common, own = _said(latency, "latency"), _said(group, key)
     if not own:
         return common
     if "delay" in own:
@@ -272,24 +266,21 @@ class _LinkPlanner:
     def __init__(self, latency: LatencyTable, client_ids: Sequence[str], seed: int) -> None:
         """Raises ConfigError for a mistake that no single client's link shows."""
         _check_mode(latency)
-        places = {client_id: place for place, client_id in enumerate(client_ids)}
-        self.groups = _members([g.clients for g in latency.groups], client_ids, places, "latency.groups")
+        self.groups = _members([g.clients for g in latency.groups], client_ids, "latency.groups")
         """The index into `latency.groups` of each client that belongs to a group, by client id."""
         selections = [a.clients for a in latency.access_points]
-        self.access_points = _members(selections, client_ids, places, "latency.access_points")
+        self.access_points = _members(selections, client_ids, "latency.access_points")
         for index, table in enumerate(latency.access_points):
             if table.down_bytes_per_s is None and table.up_bytes_per_s is None:
                 raise ConfigError(f"latency.access_points.{index}: needs down_bytes_per_s, up_bytes_per_s or both")
-        indices: list[int | None] = [None, *range(len(latency.groups))]  # None: clients without a group
-        self._laws = {index: _laws(latency, index) for index in indices}
-        self._bandwidths = {
-            i: latency.bandwidth if i is None else _group_bandwidth(latency, latency.groups[i]) for i in indices
-        }
+        groups = (*latency.groups, LinkGroup(clients=()))  # the last one: clients without a group
+        self._laws = [_laws(latency, group, f"latency.groups.{i}") for i, group in enumerate(groups)]
+        self._bandwidths = [_group_bandwidth(latency, group) for group in groups]
         self._reader = law_readers(client_ids, seed, "delay-parameter")
 
     def link(self, client_id: str) -> LinkPlan:
         """The link of one client. Raises ConfigError for a bad law."""
-        group, access_point = self.groups.get(client_id), self.access_points.get(client_id)
+        group, access_point = self.groups.get(client_id, -1), self.access_points.get(client_id)
         laws, bandwidth = self._laws[group], self._bandwidths[group]
         reader = self._reader(client_id)
         delay, down, up = (_law(reader, laws[name]) if name in laws else None for name in ("delay", "down", "up"))
