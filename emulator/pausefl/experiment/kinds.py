@@ -41,7 +41,10 @@ def read_kind(
     if isinstance(table, str):
         make, table = kinds.find(table, key), {}
     elif isinstance(table, dict):
-        make = _kind(kinds, table, key)
+        if not isinstance(kind := table.get("kind"), str):
+            said = f" = {kind!r}:" if "kind" in table else ": is missing;"
+            raise ConfigError(f"{key}.kind{said} must be one of {', '.join(kinds)}")
+        make = kinds.find(kind, f"{key}.kind")
     else:
         raise ConfigError(f'{key} = {table!r}: must be a table such as {{ kind = "{next(iter(kinds))}" }}')
     return read_record(make, table, key, read_value, ["kind", *other_keys])
@@ -81,16 +84,6 @@ def made(make: Callable[..., Any], values: Mapping[str, Any], key: str) -> Any:
         raise
     except OWN_CODE_ERRORS as error:  # `make` may be the user's own code
         raise ConfigError(of_record(error, key)) from error
-
-
-def _kind(kinds: Registry, table: Mapping[str, Any], key: str) -> Callable[..., Any]:
-    if "kind" not in table:
-        raise ConfigError(f"{key}.kind: is missing; must be one of {', '.join(kinds)}")
-    kind = table["kind"]
-    if not isinstance(kind, str):
-        raise ConfigError(f"{key}.kind = {kind!r}: must be one of {', '.join(kinds)}")
-    make: Callable[..., Any] = kinds.find(kind, f"{key}.kind")
-    return make
 
 
 @cache
