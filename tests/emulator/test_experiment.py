@@ -22,7 +22,6 @@ from pausefl.experiment.delays.laws import DELAYS, EXCHANGE_DELAYS
 from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.experiment.groups import behaviours_of, drift_laws_of, presence_of
 from pausefl.experiment.in_force import config_toml
-from pausefl.experiment.kinds import read_record
 from pausefl.experiment.population.availability import AVAILABILITIES
 from pausefl.experiment.population.behaviours import BEHAVIOURS
 from pausefl.experiment.population.simulated_drifts import DRIFTS
@@ -462,19 +461,6 @@ def test_privacy_is_all_or_nothing_and_what_changes_it_changes_what_both_ends_co
 def test_every_policy_takes_m_and_its_own_table(name: str) -> None:
     policy = selected_policy(parse_experiment(f'selection = {{ m = 3, policy = "{name}" }}').selection)
     assert (type(policy), policy.m) == (POLICIES[name], 3)
-
-
-def test_a_policys_record_is_built_from_its_table() -> None:
-    @dataclass(frozen=True)
-    class Knob:
-        m: int
-        strength: float = 1.0
-        steps: tuple[int, ...] = ()
-
-    assert read_record(Knob, {"strength": 2, "steps": [1, 2]}, "knob", m=3) == Knob(3, 2.0, (1, 2))
-    for steps, said in ((3, "knob.steps = 3: must be a list"), ([1.5], "knob.steps.0 = 1.5: must be a valid integer")):
-        with pytest.raises(ConfigError, match=f"^{said}$"):
-            read_record(Knob, {"steps": steps}, "knob", m=3)
 
 
 def test_ledgers_and_data_lie_beside_the_file_wherever_it_is_run(

@@ -28,6 +28,7 @@ from pausefl.results.reading import RunData, read_run
 from pausefl.results.report import export_csv, group_plots, report_runs, style
 from pausefl.results.report.comparison import compare, write_comparison
 from pausefl.results.report.learning import Learning, learning
+from pausefl.results.report.learning_plots import participation
 from pausefl.results.report.plots import drawings
 from pausefl.results.report.style import rendered
 from pausefl.results.report.sweep import write_sweep
@@ -98,6 +99,12 @@ def learnt_of(data: RunData) -> Learning:
 @pytest.fixture(scope="module")
 def learnt(by_hand: RunData) -> Learning:
     return learnt_of(by_hand)
+
+
+def test_the_lines_of_many_insertions_differ(learnt: Learning) -> None:
+    many = replace(learnt, join_round=np.arange(2, 10), chosen=np.zeros((5, 8), np.bool_))
+    lines = participation(many).axes[0].lines[:8]
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 8
 
 
 @pytest.mark.slow

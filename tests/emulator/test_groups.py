@@ -96,6 +96,8 @@ def test_trainers_behave_as_their_group_does() -> None:
         ('behaviours=[{kind=["a"]}]', ".behaviours.0.kind = ['a']: must be one of"),
         ('behaviours=[{kind="lazy"}]', '.behaviours.0.kind = "lazy": must be one of'),
         ("behaviours=[{}]", ".behaviours.0.kind: is missing; must be one of honest,"),
+        ('behaviours=[{kind="local-epochs", choices=3}]', ".behaviours.0.choices = 3: must be a list"),
+        ('behaviours=[{kind="local-epochs", choices=[1.5]}]', ".behaviours.0.choices.0 = 1.5: must be a valid integer"),
         ('behaviours=[{kind="honest", x=1}]', ".behaviours.0.x: unknown key; known keys: kind"),
         ('behaviours=[{kind="dropout", p=0.1}]', ".behaviours.0.p: unknown key; known keys: kind, probability"),
         ('behaviours=[{kind="dropout", probability=1.5}]', ".behaviours.0.probability = 1.5: must be at most 1"),

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from pausefl.results.reading import EPSILON_LABELS
-from pausefl.results.report.comparison.figure import band_note, policy_looks
-from pausefl.results.report.style import INK, MUTED, RC, SERIES, SURFACE, Look, percent_axis
+from pausefl.results.report.comparison.figure import band_note
+from pausefl.results.report.style import INK, MUTED, RC, SERIES, SURFACE, Look, looks_of, percent_axis
 from pausefl_reproduce.played import SMOOTHING_ROUNDS, StoredCurve
 
 StoredSummary = Mapping[str, Any]
@@ -66,7 +66,7 @@ def _draw_latency(summary: StoredSummary) -> Figure:
     """Two panels: accuracy against latency; greatest leakage against rounds or latency, as in the paper."""
     figure = Figure(figsize=(11.8, 4.6), layout="constrained")
     accuracy, leakage = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    looks = policy_looks(summary["series"])
+    looks = looks_of(summary["series"])
     over = summary["leakage_over"]
     for name, series in summary["series"].items():
         _band(accuracy, series["accuracy_by_latency"], looks[name], name)
@@ -94,7 +94,7 @@ def _draw_elapsed(summary: StoredSummary) -> Figure:
     """Four panels: accuracy, greatest leakage and median leakage against elapsed time; leakage by client."""
     figure = Figure(figsize=(11.8, 8.0), layout="constrained")
     accuracy, greatest, middle, by_client = panels = figure.subplots(2, 2).ravel()
-    for name, look in policy_looks(summary["series"]).items():
+    for name, look in looks_of(summary["series"]).items():
         series = summary["series"][name]
         _band(accuracy, series["accuracy_by_latency"], look, name)
         _band(greatest, series["leak_by_latency"], look, name)
@@ -119,7 +119,7 @@ def _draw_elapsed(summary: StoredSummary) -> Figure:
 def _draw_rounds(summary: StoredSummary) -> Figure:
     figure = Figure(figsize=(7.8, 4.6), layout="constrained")
     axes = figure.subplots()
-    for name, look in policy_looks(summary["series"]).items():
+    for name, look in looks_of(summary["series"]).items():
         _band(axes, summary["series"][name]["accuracy_by_round"], look, name)
     axes.set(title="Accuracy by round", xlabel="round", ylabel="test accuracy", xlim=(0, None))
     percent_axis(axes)
@@ -147,7 +147,7 @@ def _draw_selections(summary: StoredSummary) -> Figure:
 def _draw_newcomers(summary: StoredSummary) -> Figure:
     figure = Figure(figsize=(7.8, 4.4), layout="constrained")
     axes = figure.subplots()
-    for name, look in policy_looks(summary["series"]).items():
+    for name, look in looks_of(summary["series"]).items():
         _band(axes, summary["series"][name]["newcomers"]["by_round"], look, name)
     axes.set(title="Newcomers chosen", xlabel="round", ylabel="newcomers a round", xlim=(0, None), ylim=(0, None))
     figure.legend(loc="outside right center", handlelength=3.2)

@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from pausefl.results.report.group_plots import NO_GROUP, ChoicesByGroup, group_looks, group_of_client, joins, mark_joins
 from pausefl.results.report.learning import Learning
-from pausefl.results.report.style import DASHES, INK, MUTED, SERIES, Look, new_figure
+from pausefl.results.report.style import INK, MUTED, looks_of, new_figure
 from pausefl_proto.arrays import FloatArray
 
 _PANELS = 4
@@ -80,13 +80,12 @@ def threshold(learnt: Learning, groups: ChoicesByGroup) -> Figure | None:
 def participation(learnt: Learning) -> Figure:
     """The participation size p by round: how many newcomers of each insertion were chosen."""
     figure, axes = new_figure("Participation size", "round", "newcomers chosen, p")
-    for i, (insertion, size) in enumerate(learnt.sizes.items()):
-        rounds = np.arange(insertion, len(size) + 1)
+    sizes = learnt.sizes
+    for insertion, look in looks_of(sizes).items():
+        rounds, chosen = np.arange(insertion, len(learnt.s) + 1), sizes[insertion][insertion - 1 :]
         label = f"{insertion}, {(learnt.join_round == insertion).sum()} newcomers"
-        look = Look(SERIES[i % len(SERIES)].light, DASHES[i % len(DASHES)])
-        chosen = size[insertion - 1 :]
         axes.step(rounds, chosen, where="mid", label=label, color=look.colour, linestyle=look.dash)
-    mark_joins(axes, learnt.sizes)
+    mark_joins(axes, sizes)
     axes.set(xlim=(0, None), ylim=(0, None))
     axes.locator_params(axis="y", integer=True)
     figure.legend(loc="outside right center", title="joined at round", title_fontsize=9, alignment="left")

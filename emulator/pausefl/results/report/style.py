@@ -4,10 +4,10 @@ import html
 import io
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import matplotlib as mpl
 import numpy as np
@@ -21,6 +21,8 @@ from pausefl.results.figures import Figures
 from pausefl.results.statistics import three_digits
 from pausefl_process.files import write_durably
 from pausefl_proto.arrays import FloatArray
+
+Series = TypeVar("Series")
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,13 @@ SERIES = (
 )
 DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 3)))
 """Line styles that tell series apart besides colour, for print in grey."""
+
+
+def looks_of(series: Iterable[Series]) -> Mapping[Series, Look]:
+    """The look of each series. Colours repeat after some series, and the dash then shifts, so pairs stay distinct."""
+    n = len(SERIES)
+    return {name: Look(SERIES[i % n].light, DASHES[(i + i // n) % len(DASHES)]) for i, name in enumerate(series)}
+
 
 # The parts of an exchange's time, in the order of the exchange: blue for the way down, warm colours for the device,
 # green for the way up, grey for the unexplained rest, and darker greys for what the server adds at both ends.

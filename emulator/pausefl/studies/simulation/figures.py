@@ -10,14 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pausefl.results.reading import EPSILON_LABELS
-from pausefl.results.report.comparison.figure import draw_band, draw_budget, legend_above, policy_looks, seeds_note
+from pausefl.results.report.comparison.figure import draw_band, draw_budget, legend_above, seeds_note
 from pausefl.results.report.style import (
-    DASHES,
     MUTED,
     SERIES,
     capitalised,
     draw_bars,
     draw_times_chosen,
+    looks_of,
     name_clients,
     powers_of_ten,
 )
@@ -146,7 +146,7 @@ def draw_simulations(
     leakage = {"max_epsilon_spent": ("Greatest leakage", EPSILON_LABELS[unit])} if unit else {}
     panels = {**_SIDE_BY_SIDE, "total_latency_s": (capitalised(time), f"{time} (s)"), **leakage}
     names = [name for name in panels if any(_is_known(of_policy, name) for of_policy in curves.values())]
-    looks = policy_looks(curves)
+    looks = looks_of(curves)
     figure = Figure(figsize=(10.4, 3.4 * -(-len(names) // 2)), layout="constrained")
     for i, name in enumerate(names, start=1):
         axes = figure.add_subplot(-(-len(names) // 2), min(2, len(names)), i)
@@ -182,12 +182,10 @@ def draw_newcomers(result: NewcomerResult, intervals: Iterable[tuple[int, str, i
 
 
 def _draw_intervals(axes: Axes, result: NewcomerResult, rows: list[tuple[int, str, int, int, float, float]]) -> None:
-    for n, insertion in enumerate(result.insertions):
-        points = [(first, mean) for join_round, _, first, _, _, mean in rows if join_round == insertion.round]
-        axes.plot(
-            *np.array(points).reshape(-1, 2).T, marker="o", color=SERIES[n % len(SERIES)].light,
-            linestyle=DASHES[n % len(DASHES)], label=f"joined before round {insertion.round}",
-        )  # fmt: skip
+    for joined, look in looks_of(insertion.round for insertion in result.insertions).items():
+        points = np.array([(first, mean) for join_round, _, first, _, _, mean in rows if join_round == joined])
+        label = f"joined before round {joined}"
+        axes.plot(*points.reshape(-1, 2).T, marker="o", color=look.colour, linestyle=look.dash, label=label)
     axes.set(title="Regret by training interval", xlabel="m, in groups of doubling size", ylabel="mean of R(I(m))")
     axes.set_xscale("log")
     powers_of_ten(axes.xaxis)

@@ -2,7 +2,7 @@
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,9 @@ from pausefl.results.report.style import (
     INK,
     LIMIT,
     MUTED,
-    SERIES,
     Look,
     capitalised,
+    looks_of,
     name_places,
     percent_axis,
 )
@@ -68,7 +68,7 @@ def drawings(
 
 def draw_comparison(runs: Runs, split: Split, privacy: PrivacyFigures | None, common_accuracy: float | None) -> Figure:
     """A figure of all policies, with the spread over seeds. Panels for which no run has data are left out."""
-    looks = policy_looks(runs)
+    looks = looks_of(runs)
     evaluated = evaluated_runs(runs, split)
     n_seeds = max(map(len, runs.values()))
     figure, panels = _panels(has_accuracy=bool(evaluated), has_leakage=privacy is not None)
@@ -93,12 +93,6 @@ def _panels(*, has_accuracy: bool, has_leakage: bool) -> tuple[Figure, Mapping[s
     width = 10.4 if len(mosaic[0]) > 1 else 7.2
     figure = Figure(figsize=(width, 5.0 if has_accuracy else 3.4), layout="constrained")
     return figure, figure.subplot_mosaic(mosaic, width_ratios=(1.6, 1) if has_accuracy else None)
-
-
-def policy_looks(policies: Iterable[str]) -> Mapping[str, Look]:
-    """The look of each policy. Colours repeat after some policies, and the dash then shifts, so pairs stay distinct."""
-    n = len(SERIES)
-    return {name: Look(SERIES[i % n].light, DASHES[(i + i // n) % len(DASHES)]) for i, name in enumerate(policies)}
 
 
 def _accuracy(axes: Axes, runs: Runs, looks: Mapping[str, Look], split: Split, common_accuracy: float | None) -> None:
@@ -186,7 +180,7 @@ def draw_why(runs: Runs) -> Figure | None:
     latency_s = mean_latency_s(runs)
     if not latency_s:
         return None
-    looks = policy_looks(runs)
+    looks = looks_of(runs)
     figure = Figure(figsize=(10.4, 4.2), layout="constrained")
     chosen, rounds = figure.subplots(1, 2)
     _chosen(chosen, runs, looks, latency_s)
@@ -264,7 +258,7 @@ def draw_groups(runs: Runs, split: Split) -> Figure | None:
 
 def _around_joins(figure: SubFigure, runs: Runs, split: Split, groups: ChoicesByGroup) -> None:
     axes = figure.subplots()
-    for policy, look in policy_looks(runs).items():
+    for policy, look in looks_of(runs).items():
         curves = [run.curve(split, "round") for run in runs[policy]]
         if all(rounds.size for rounds, _ in curves):
             draw_band(axes, curves, look, policy)
