@@ -487,6 +487,7 @@ TRACES: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, str]] = {
     "Latin-1": ("client_id,round,on\nGerät,3,1\n".encode("latin-1"), "cannot be read (line 2, column 4 is no UTF"),
     "FedScale's": (pickle.dumps({1: {}}), "is a trace of FedScale, in seconds; add round_s, how many seconds one"),
     "a table of devices": (pickle.dumps({1: {}}), "is no trace of FedScale (KeyError: 'active')", IN_SECONDS),
+    "dates": (pickle.dumps({1: {"active": [2e9], "inactive": []}}), "is no trace of FedScale (ValueError:", IN_SECONDS),
     "code": (pickle.dumps({1: Path()}), "is no trace of FedScale (ValueError: is no pickle of plain valu", IN_SECONDS),
 }  # fmt: skip
 

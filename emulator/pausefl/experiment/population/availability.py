@@ -132,6 +132,8 @@ class Trace(Bounded):
             changes = {}
             for client, trace in unpickled(data).items():
                 on, off = ([float(s) for s in trace[state]] for state in ("active", "inactive"))
+                if not all(round_of(s, self.round_s) for s in (*on, *off)):
+                    raise ValueError("its times must be seconds from 0, the start of the run")
                 changes[str(client)] = {**dict.fromkeys([0.0, *off], False), **dict.fromkeys(on, True)}
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"is no trace of FedScale ({in_one_line(error)})") from None
