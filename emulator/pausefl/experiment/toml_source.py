@@ -57,19 +57,15 @@ def read_source(source: str) -> str:
     if source not in names:
         figures = published_figures()
         if source in figures:
-            return _source_of_figure(*figures[source])
+            preset, changes = figures[source]
+            document = tomllib.loads(read_source(preset))
+            for key, value in changes.items():
+                _override(document, key, value)
+            return tomli_w.dumps(document)
         close = difflib.get_close_matches(source.lower(), [*names, *figures], 1)
         hint = f"did you mean {close[0]}?" if close else f"presets: {', '.join(names)}"
         raise ConfigError(f'"{source}" is neither a .toml file nor a preset; {hint}')
     return resources.files(__package__).joinpath("presets", f"{source}.toml").read_text("utf-8")
-
-
-def _source_of_figure(preset: str, changes: Mapping[str, Any]) -> str:
-    """The experiment of a published figure, with the policy of its preset."""
-    document = tomllib.loads(read_source(preset))
-    for key, value in changes.items():
-        _override(document, key, value)
-    return tomli_w.dumps(document)
 
 
 def own_document(file: str | None, overrides: Overrides) -> dict[str, Any]:

@@ -96,7 +96,11 @@ def selections(run: RunData, groups: ChoicesByGroup) -> Figure:
             mean = so_far(group.chosen / group.clients, group.join_round)
             by_round.plot(*mean, color=looks[name].colour, linestyle=looks[name].dash, label=name, linewidth=2.2)
     by_round.set(title="Selections", xlabel="round", ylabel="times chosen so far", xlim=(0, None), ylim=(0, None))
-    _bars(by_client, ids, chosen.sum(axis=0), colours)
+    width = 0.76 if len(ids) <= MOST_NAMED else 1.0
+    by_client.bar(range(len(ids)), chosen.sum(axis=0), width=width, color=colours, linewidth=0)
+    by_client.set(title="Each client, at the end", xlabel="client", ylabel="times chosen", xlim=(-0.8, len(ids) - 0.2))
+    by_client.locator_params(axis="y", integer=True)
+    name_places(by_client.xaxis, ids, MOST_NAMED, rotation=90, fontsize=7)
     figure.legend(*by_round.get_legend_handles_labels(), loc="outside right center", handlelength=2.6)
     return figure
 
@@ -131,13 +135,6 @@ def so_far(chosen: NDArray[Any], join_round: int = 1) -> tuple[NDArray[np.int64]
     """Two arrays from the round before a group joined: round numbers, and how often it was chosen up to each."""
     rounds = np.arange(join_round - 1, len(chosen) + 1)
     return rounds, np.concatenate([[0.0], chosen.cumsum()])[rounds]
-
-
-def _bars(axes: Axes, ids: list[str], times: NDArray[np.int64], colours: list[str]) -> None:
-    axes.bar(range(len(ids)), times, width=0.76 if len(ids) <= MOST_NAMED else 1.0, color=colours, linewidth=0)
-    axes.set(title="Each client, at the end", xlabel="client", ylabel="times chosen", xlim=(-0.8, len(ids) - 0.2))
-    axes.locator_params(axis="y", integer=True)
-    name_places(axes.xaxis, ids, MOST_NAMED, rotation=90, fontsize=7)
 
 
 def _kind(group: GroupChoices) -> str:

@@ -71,7 +71,11 @@ def draw_comparison(runs: Runs, split: Split, privacy: PrivacyFigures | None, co
     looks = looks_of(runs)
     evaluated = evaluated_runs(runs, split)
     n_seeds = max(map(len, runs.values()))
-    figure, panels = _panels(has_accuracy=bool(evaluated), has_leakage=privacy is not None)
+    beside = ["leakage", "total"] if privacy else ["total"]
+    mosaic: list[Any] = [["accuracy", panel] for panel in beside] if evaluated else [beside]
+    size = 10.4 if len(mosaic[0]) > 1 else 7.2, 5.0 if evaluated else 3.4
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplot_mosaic(mosaic, width_ratios=(1.6, 1) if evaluated else None)
     if evaluated:
         _accuracy(panels["accuracy"], evaluated, looks, split, common_accuracy)
     if privacy:
@@ -85,14 +89,6 @@ def draw_comparison(runs: Runs, split: Split, privacy: PrivacyFigures | None, co
 def evaluated_runs(runs: Runs, split: Split) -> Runs:
     """The runs of those policies that were evaluated under every seed, and so have a curve."""
     return {policy: found for policy, found in runs.items() if all(run.curve(split)[0].size for run in found)}
-
-
-def _panels(*, has_accuracy: bool, has_leakage: bool) -> tuple[Figure, Mapping[str, Axes]]:
-    beside = ["leakage", "total"] if has_leakage else ["total"]
-    mosaic: list[Any] = [["accuracy", panel] for panel in beside] if has_accuracy else [beside]
-    width = 10.4 if len(mosaic[0]) > 1 else 7.2
-    figure = Figure(figsize=(width, 5.0 if has_accuracy else 3.4), layout="constrained")
-    return figure, figure.subplot_mosaic(mosaic, width_ratios=(1.6, 1) if has_accuracy else None)
 
 
 def _accuracy(axes: Axes, runs: Runs, looks: Mapping[str, Look], split: Split, common_accuracy: float | None) -> None:
