@@ -88,7 +88,7 @@ def test_every_table_and_key_says_what_it_is_and_a_number_has_bounds_unless_its_
     any_will_do |= {"behaviour.scaled-update.factor"}
     ascending = {"law.schedule.rounds", "law.drift.rounds", "law.outage.windows"}
     prices = {f"policy.{name}.rho" for name in ("pause", "pause-brute", "sa-pause", "genie")}
-    assert unbounded == any_will_do | ascending | prices | {"law.empirical.timeout_s", "policy.sa-pause.time_cap_s"}
+    assert unbounded == any_will_do | ascending | prices | {"policy.sa-pause.time_cap_s"}
 
 
 @pytest.mark.parametrize("name", [*preset_names(), "rich"])

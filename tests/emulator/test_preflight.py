@@ -441,7 +441,7 @@ def test_a_wrong_file_of_latencies(name: str, tmp_path: Path, capsys: pytest.Cap
 def test_a_timeout_is_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path / "fleet.csv", f"{HEADER}a,1,lost\n")
     said = complaint(capsys, tmp_path, "fit-latency", str(file), "--lost", "lost", "--timeout-s=-3")
-    assert said == "pausefl: timeout_s = -3.0: must be above 0"
+    assert said == "pausefl: timeout_s = -3.0: must be a finite number, above 0"
 
 
 DELAYS: dict[str, tuple[str, str] | tuple[str, str, str]] = {

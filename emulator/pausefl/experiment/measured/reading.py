@@ -13,6 +13,7 @@ import numpy as np
 
 from pausefl.experiment.measured.formats import FORMATS, Format, Row, Unit, bytes_of, csv_table
 from pausefl_proto.arrays import BoolArray, FloatArray
+from pausefl_proto.number_types import Bounded, Positive
 
 _SECONDS: Mapping[Unit, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 # Few links have so great a median in seconds; files in milliseconds nearly always do.
@@ -43,7 +44,7 @@ def in_order(probes: Sequence[Probe]) -> tuple[FloatArray, BoolArray]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class Reading(Bounded):
     """Options for reading a file of latencies: its format, its columns and its rows."""
 
     format: str = "csv"
@@ -61,14 +62,13 @@ class Reading:
     """The conditions that a row must meet to count, as texts "column=value"."""
     lost: tuple[str, ...] = ()
     """The texts in place of the delay of a lost probe, or one that timed out. It counts as longer than `timeout_s`."""
-    timeout_s: float | None = None
+    timeout_s: Positive | None = None
     """How long the sender waited for the answer to a lost probe."""
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise ValueError(f'format = "{self.format}": must be one of {", ".join(FORMATS)}')
-        if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
-            raise ValueError(f"timeout_s = {self.timeout_s}: must be above 0")
+        super().__post_init__()
 
     def measured(self, file: Path, spelt: Spelling, *, by_client: bool, above_zero: bool) -> dict[str, list[Probe]]:
         """The rows of each client in a file, by the client's name there. All rows are under "" unless `by_client`.
