@@ -205,13 +205,8 @@ def _read(path: Path) -> SimulatedCurves:
 
 def _spreads(summaries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """The mean, least and greatest value over the seeds of each figure that every seed has."""
-    spreads = {}
-    for name in _SUMMED:
-        values = [summary.get(name) for summary in summaries]
-        known = [float(value) for value in values if value is not None]
-        if len(known) == len(values):
-            spreads[name] = {"mean": float(np.mean(known)), "least": min(known), "greatest": max(known)}
-    return spreads
+    found = {name: Spread.of([summary.get(name) for summary in summaries]) for name in _SUMMED}
+    return {name: {"mean": s.mean, "least": s.least, "greatest": s.greatest} for name, s in found.items() if s}
 
 
 def _write_table(path: Path, summaries: Sequence[Mapping[str, Any]]) -> None:
