@@ -63,10 +63,7 @@ DELAYS = Registry(
         "mixture": delays.Mixture,
         "floor": Floor,
         "scale": delays.Scale,
-        "schedule": delays.Schedule,
-        "drift": delays.DelayDrift,
-        "day": delays.DayCycle,
-        "outage": delays.Outage,
+        **{law.kind: law for law in (delays.Schedule, delays.DelayDrift, delays.DayCycle, delays.Outage)},
         "markov": markov,
     },
 )
