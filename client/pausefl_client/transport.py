@@ -65,7 +65,8 @@ async def fetch_offer(address: str, tls: Tls | None, token: str, reconnection: R
 
 
 async def _ask_for_offer(address: str, tls: Tls | None, token: str) -> pb.ExperimentOffer:
-    async with open_channel(address, tls, options=_QUICKLY) as channel:
+    options = (*_QUICKLY, ("grpc.max_receive_message_length", 16 << 20))  # it may have a table for each client
+    async with open_channel(address, tls, options=options) as channel:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/Offer")
         try:
             data: Any = await call(b"", timeout=_ANSWER_WITHIN_S, metadata=_metadata(token))

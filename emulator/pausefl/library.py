@@ -513,7 +513,7 @@ def _path(name: str, path: str | Path) -> Path:
         check_places(str(found := Path(path)))
     except TypeError:
         raise ConfigError(f"{name} = {path!r:.80}: must be a path") from None
-    return found.absolute()
+    return found.absolute() if found.name != ".." else found.resolve()  # runs are called by the last name
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socketserver import TCPServer
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -64,7 +64,7 @@ class WebServer:
                 raise
             address = host_and_port(host, port)
             raise ConfigError(f"{key} = {port}: cannot listen on {address} ({error.strerror})") from None
-        self.address = host_and_port(host, self._server.server_port)
+        self.address = host_and_port(host, self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="web", daemon=True)
         self._thread.start()
 
@@ -80,8 +80,8 @@ class WebServer:
         patience.cancel()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = False  # so that closing waits for them
+class _Server(ThreadingTCPServer):  # HTTPServer would look up this host's name
+    allow_reuse_address = True
     request_queue_size = 64
 
     def __init__(self, host: str, port: int, routes: Mapping[str, Route]) -> None:
@@ -132,11 +132,6 @@ class _Server(ThreadingHTTPServer):
         for connection in tuple(self._open):
             with suppress(OSError):  # the connection has already ended
                 connection.shutdown(socket.SHUT_RDWR)
-
-    def server_bind(self) -> None:
-        """Bind the socket without HTTPServer's DNS look-up of this host's name."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]  # of both families
 
 
 class _DeadlineReader(io.RawIOBase):

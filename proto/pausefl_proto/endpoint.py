@@ -85,7 +85,7 @@ def open_channel(
     address: str, tls: Tls | None, dead_after_s: float = DEAD_AFTER_S, options: Options = ()
 ) -> "grpc.aio.Channel":
     """A channel to HOST:PORT that connects at its first use. ConfigError if a TLS file is wrong."""
-    options = (*_options(dead_after_s), *_CHANNEL_OPTIONS, *options)
+    options = (*options, *_options(dead_after_s), *_CHANNEL_OPTIONS)  # of equal ones, the first counts
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     pem = tls.to_connect()

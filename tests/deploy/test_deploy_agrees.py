@@ -99,6 +99,8 @@ def test_what_must_outlive_a_container_lies_on_a_volume() -> None:
         assert place in made.split()
     (data,) = re.findall(r"PAUSEFL_DATA=(\S+)", STAGES["runtime"])
     assert data in mounts("evaluator").keys() & mounts("client").keys(), "data sets, too, where images look for them"
+    unit = (DEPLOY / "systemd/pausefl-client@.service").read_text("utf-8")
+    assert {"CacheDirectory=pausefl", "Environment=XDG_CACHE_HOME=/var/cache"} < {*unit.splitlines()}, "it has no home"
 
 
 def test_prometheus_scrapes_the_services_where_they_are() -> None:

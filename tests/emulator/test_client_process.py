@@ -32,6 +32,7 @@ from pausefl.runtime.plan import plan_of
 from pausefl.runtime.processes.lifetime import start
 from pausefl.runtime.processes.resources import own_device
 from pausefl.studies.simulation.outputs import setting_of
+from pausefl_client.reconnection import Reconnection
 from pausefl_client.registries import TRAINING_METHODS
 from pausefl_client.training.torch_trainer import LocalData
 from pausefl_proto.errors import PauseflError
@@ -166,18 +167,24 @@ class Refused:
         return "all rounds done"
 
 
-async def test_a_refused_client_tries_again_while_others_may_yet_be_welcomed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refused_client_tries_again_while_others_may_yet_be_welcomed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also while none is connected, as after the server's restart. Its refusal is logged once, over several runs."""
     out, told = dict[str, PauseflError | None](), dict[str, str]()
     sessions: dict[str, Any] = {"a": Refused(2), "b": Refused(0)}
     alone: dict[str, Any] = {"b": Refused(1)}
     async with asyncio.timeout(20):
-        await _run_session("a", sessions, out, told, returns=True)
+        await _run_session("a", sessions, out, told, set())
         sessions["b"].is_connected, sessions["a"].left, out["b"] = True, 2, PauseflError("refused before")
-        await _run_session("a", sessions, out, told, returns=True)
+        await _run_session("a", sessions, out, told, set())
         assert (out["a"], caplog.messages.count("a: refused")) == (None, 1)
-        await _run_session("b", alone, out, told, returns=True)
+        await _run_session("b", alone, out, told, set())
     assert str(out["b"]) == "refused"
+    monkeypatch.setattr(Reconnection, "wait", lambda *_: asyncio.Event().wait())
+    waits, sessions["a"].left, sessions["b"].is_connected = set[Any](), 1, True
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(_run_session(client_id, sessions, out, told, waits) for client_id in "ab"))
 
 
 TRAINS_NICELY = f"""

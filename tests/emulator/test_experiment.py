@@ -100,6 +100,7 @@ MISTAKES = [
     ("selection.m=31", "selection.m = 31", "at most clients.count = 30"),
     ("clients.count=3", "selection.m = 5", "at most clients.count = 3"),
     ("selection.m=-1", "selection.m = -1", "at least 1"),
+    ("server.dead_after_s=1e9", "server.dead_after_s = 1000000000.0", "at most 1000000"),  # gRPC counts 32 bits of ms
     ("selection.over_selection=1e308", "selection.over_selection = 1e+308", "at most 1000000"),
     ("selection.pause.beta=0.5", "selection.pause.beta = 0.5", "above 1"),
     ("privacy.epsilon_budget=nan", "privacy.epsilon_budget = nan", "above 0"),

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from pausefl.cli import main
+from pausefl.cli.arguments import _folder
 from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.experiment.in_force import in_force
 from pausefl.runtime import run_dir as run_dir_module
@@ -236,6 +237,7 @@ admission = { tokens = "new/tokens.txt", token = "new/token", clients = ["client
 address = "evaluator:50052"
 host = "0.0.0.0"
 port = 50052
+metrics_port = 9466
 insecure = true
 answer_timeout_s = 5.0
 connect_timeout_s = 5.0
@@ -257,6 +259,7 @@ def test_commands_of_the_same_second_have_folders_of_their_own(tmp_path: Path, m
     folders = [new_run_dir("demo", None) for _ in range(3)]
     assert [folder.name.removeprefix("demo-20260101-120000") for folder in folders] == ["", "-2", "-3"]
     assert all(folder.is_dir() for folder in folders)
+    assert {Path(_folder(each)).name for each in (".", "runs/..")} == {tmp_path.name}, "runs are called by it"
 
 
 def test_a_command_that_is_refused_leaves_no_default_folder(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -29,6 +30,7 @@ from pausefl.studies.job import Job
 from pausefl.studies.playing import OneByOne, OnExecutor
 from pausefl.studies.sweep import run_sweep
 from pausefl.studies.time_left import in_words, time_left
+from pausefl_process.ending import signals_to
 from pausefl_proto.errors import ConfigError, PauseflError
 from rigs.command import PAUSEFL, rounds_in
 from rigs.experiments import small
@@ -194,12 +196,13 @@ def test_neither_signal_nor_disk_loses_a_run_brought_back(tmp_path: Path, monkey
 
     def impatient(path: Path, to: Path) -> Path:
         renamed = rename(path, to)
-        signal.raise_signal(signal.SIGINT)
+        for number in (signal.SIGINT, signal.SIGUSR2):
+            signal.raise_signal(number)
         return renamed
 
     monkeypatch.setattr("pausefl.studies.job.run_experiment", interrupted)
     (tmp_path / "run").mkdir()  # an earlier job has brought it back
-    with monkeypatch.context() as patched:
+    with monkeypatch.context() as patched, signals_to(lambda *_: sys.exit(-1), signal.SIGUSR2):  # as submitit does
         patched.setattr(Path, "rename", impatient)
         outcome = Job(experiment().to_toml(), tmp_path, "run", is_elsewhere=True)()
     assert isinstance(outcome, RunInterrupted)

@@ -203,7 +203,7 @@ server.start()
 
 @pytest.fixture(autouse=True)
 def as_a_caller_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GRPC_VERBOSITY", "GRPC_EXPERIMENTS"):
+    for name in ("GRPC_DNS_RESOLVER", "GRPC_VERBOSITY", "GRPC_EXPERIMENTS"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -215,7 +215,7 @@ def said_by_grpc(**variables: str) -> str:
 
 
 def test_grpc_knows_what_it_is_asked_for() -> None:
-    assert grpc_defaults().keys() == {"GRPC_VERBOSITY", "GRPC_EXPERIMENTS"}
+    assert grpc_defaults().keys() == {"GRPC_DNS_RESOLVER", "GRPC_VERBOSITY", "GRPC_EXPERIMENTS"}
     assert said_by_grpc(**grpc_defaults()) == ""
     assert "Unknown experiment: unheard_of" in said_by_grpc(GRPC_VERBOSITY="ERROR", GRPC_EXPERIMENTS="unheard_of")
 
@@ -231,7 +231,7 @@ def test_a_later_grpc_polls_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_the_user_has_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPC_EXPERIMENTS", "")
     monkeypatch.setenv("GRPC_VERBOSITY", "INFO")
-    assert grpc_defaults() == {}
+    assert grpc_defaults() == {"GRPC_DNS_RESOLVER": "native"}  # which knows all names that this machine knows
     assert environment_of_children()["GRPC_VERBOSITY"] == "INFO"
 
 

@@ -51,11 +51,13 @@ def get(server: WebServer, path: str, method: str = "GET", **headers: str) -> ht
     return connection.getresponse()
 
 
-def test_a_route_is_answered_chunk_by_chunk(server: WebServer) -> None:
+def test_a_route_is_answered_chunk_by_chunk_and_head_without_the_body(server: WebServer) -> None:
     response = get(server, "/hello?any=query", Accept="world")
     assert (response.status, response.read()) == (200, b"hello world")
     assert (response.headers["X-Extra"], response.headers["X-Content-Type-Options"]) == ("yes", "nosniff")
     assert "Python" not in response.headers["Server"]
+    response = get(server, "/hello", method="HEAD")
+    assert (response.status, response.headers["X-Extra"], response.read()) == (200, "yes", b"")
 
 
 def test_other_paths_and_methods_are_refused(server: WebServer) -> None:
@@ -87,14 +89,7 @@ def test_loopback_addresses_are_known_and_no_others(hosts: tuple[str, ...], know
     assert [is_loopback(host) for host in hosts] == [known] * len(hosts)
 
 
-def test_a_closed_server_frees_its_port() -> None:
-    other = WebServer("127.0.0.1", 0, {}, key="metrics.port")
-    other.close()
-    with pytest.raises(OSError):
-        line_to(other)
-
-
-def test_whoever_is_being_answered_gets_the_rest_before_it_closes() -> None:
+def test_whoever_is_being_answered_gets_the_rest_before_it_closes_and_frees_its_port() -> None:
     asked, closing = threading.Event(), threading.Event()
 
     def slow(_: Mapping[str, str]) -> Response:
@@ -115,11 +110,8 @@ def test_whoever_is_being_answered_gets_the_rest_before_it_closes() -> None:
     assert response.read() == b"first last"
     closer.join(10)
     assert not closer.is_alive()
-
-
-def test_head_is_answered_without_the_body(server: WebServer) -> None:
-    response = get(server, "/hello", method="HEAD")
-    assert (response.status, response.headers["X-Extra"], response.read()) == (200, "yes", b"")
+    with pytest.raises(OSError):
+        line_to(server)
 
 
 def test_a_path_that_is_none_is_a_bad_request(server: WebServer) -> None:

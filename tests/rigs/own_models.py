@@ -158,4 +158,4 @@ def trainer_of(model: nn.Module, settings: TrainingSettings, examples: Examples 
 def evaluator_of(data: str = "digits", model: str = "mlp", seed: int = 1, subset: int = 1000, **of: Any) -> Evaluator:
     """An evaluator of this model on this data set. `of` are further settings of the workload."""
     workload = Workload(model=model, dataset=data, **of)
-    return Evaluator(EvaluatorPlan(workload, seed, seed, EvaluationTable(subset=subset), None))
+    return Evaluator(EvaluatorPlan(workload, seed, seed, EvaluationTable(subset=subset), None, 15.0))

@@ -115,8 +115,8 @@ async def test_a_client_is_who_its_token_was_made_for_and_may_renew_it(files: Pa
 
 async def test_the_experiment_is_shown_to_those_who_may_say_hello(files: Path) -> None:
     admission, token = by_token(files)
-    async with listening(admission=admission, offer="{}") as port:
-        assert (await fetch_offer(f"127.0.0.1:{port}", None, token, Reconnection("a", 10.0))).experiment == "{}"
+    async with listening(admission=admission, offer=(offer := "{}".center(2 << 20))) as port:
+        assert (await fetch_offer(f"127.0.0.1:{port}", None, token, Reconnection("a", 10.0))).experiment == offer
         with pytest.raises(ConfigError, match="neither certificate nor token shows"):
             await fetch_offer(f"127.0.0.1:{port}", None, "wrong", Reconnection("a", 10.0))
 

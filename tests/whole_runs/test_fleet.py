@@ -1,6 +1,7 @@
 """Clients that are started separately and stay for many runs: their lifetime budget, campaigns, allocations' tasks."""
 
 import asyncio
+import hashlib
 import json
 import math
 import re
@@ -23,7 +24,7 @@ from pausefl.runtime.client.agreement import accepted, offer_of
 from pausefl.runtime.client.connecting import way_of
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.staying import StayingClients, in_run, stay
-from pausefl.runtime.provenance import note_start
+from pausefl.runtime.provenance import note_start, note_unserved
 from pausefl.runtime.run import run_experiment
 from pausefl.runtime.standing_fleet import StandingFleet
 from pausefl.studies.campaign import Planned
@@ -137,14 +138,18 @@ def broken(*_: object) -> None:
     raise ValueError("no such backbone")
 
 
-async def test_a_model_of_ones_own_that_fails_ends_no_client_that_stays(
+async def test_neither_a_client_locked_out_nor_a_model_of_ones_own_ends_clients_that_stay(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    port, own = free_port(), {**OWN, "workload": {"model": f"{__name__}:broken"}}
-    task = asyncio.create_task(stay(staying(port, tmp_path, own=own), lambda _: None))
-    async with federation(
-        tmp_path / "run", port=port, connect_timeout_s=2.0, **served(parse_experiment(ONE), 1)
-    ) as run:
+    """Once the first client's token was refused for all of its process: no other asked for the experiment."""
+    port, ids, digest = free_port(), ["client-000", "client-001"], hashlib.sha256(b"client-001").digest()
+    for client_id in ids:
+        (tmp_path / client_id).write_text(client_id)
+    of_own = {"workload": {"model": f"{__name__}:broken"}, "admission": {"token": f"{tmp_path}/{{client_id}}"}}
+    clients = replace(staying(port, tmp_path, own={**OWN, **of_own}), client_ids=ids)
+    task = asyncio.create_task(stay(clients, lambda _: None))
+    two, admitted = served(parse_experiment(ONE, {"clients.count": 2}), 1), Admission(tokens={"client-001": digest})
+    async with federation(tmp_path / "run", port=port, connect_timeout_s=2.0, admission=admitted, **two) as run:
         with pytest.raises(ExceptionGroup):  # no client came
             await run.finished()
     assert task.cancel()
@@ -246,6 +251,7 @@ def test_what_no_fleet_can_play_is_refused_before_all_is_written(tmp_path: Path,
 def test_a_run_goes_on_with_the_clients_that_hold_its_ledgers(tmp_path: Path) -> None:
     here, there = write_run(tmp_path / "here", "random", 1), write_run(tmp_path / "there", "random", 1)
     note_start(there, served=True, fleet="0.0.0.0:50051")
+    note_unserved(there, 0)  # the results could not be written, after rounds with these clients
     fleet = StandingFleet("127.0.0.1:50051")
     assert fleet.serve(parse_experiment("")).server.port == 50051
     with pytest.raises(ConfigError, match=rf"was played by clients of this machine.* pausefl run --resume {here}$"):

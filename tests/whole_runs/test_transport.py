@@ -5,6 +5,7 @@ import contextlib
 import json
 import shutil
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -180,36 +181,21 @@ async def test_those_who_trust_each_other_talk(authority: Authority, host: str, 
         assert await greet(f"{host}:{port}", theirs) == "welcome"
 
 
-async def test_a_client_leaves_a_server_it_does_not_trust(authority: Authority, stranger: Authority) -> None:
-    async with listening(authority.certify("server")) as port:
-        with pytest.raises(ConfigError, match=r'tls\.ca = ".*strange.*": does not vouch for .* 127.0.0.1:\d+ \(.+\)'):
-            await greet(f"127.0.0.1:{port}", Tls(ca=stranger.ca))
-
-
-async def test_a_certificate_holds_for_its_hosts_alone(authority: Authority) -> None:
-    async with listening(authority.certify("elsewhere", "DNS:elsewhere")) as port:
-        with pytest.raises(ConfigError, match=r"tls\.certificate of 127\.0\.0\.1:\d+: does not name this host"):
-            await greet(f"127.0.0.1:{port}", Tls(ca=authority.ca))
-
-
-@pytest.mark.parametrize("who", ["nobody", "a stranger"])
-async def test_who_has_no_certificate_is_not_heard(authority: Authority, stranger: Authority, who: str) -> None:
-    shown = stranger.certify("client") if who == "a stranger" else Tls()
-    what = r"does it demand TLS with tls\.certificate\?"
-    if who == "a stranger":
-        what = rf'does its tls\.ca sign tls\.certificate = "{shown.certificate}", and do the clocks of both agree\?'
-    async with listening(authority.certify("server")) as port:
-        with pytest.raises(OSError, match=rf"127\.0\.0\.1:{port} hangs up at once, {what} \("):
-            await greet(f"127.0.0.1:{port}", Tls(shown.certificate, shown.key, authority.ca))
-
-
-async def test_one_side_alone_with_tls(authority: Authority) -> None:
-    async with listening(authority.certify("server")) as port:
-        with pytest.raises(OSError, match=r"hangs up at once, does it demand TLS with tls\.ca\?"):
-            await greet(f"127.0.0.1:{port}", None)
-    async with listening(None) as port:
-        with pytest.raises(ConfigError, match=r"does not speak TLS"):
-            await greet(f"127.0.0.1:{port}", Tls(ca=authority.ca))
+async def test_sides_that_do_not_trust_or_understand_each_other_part(authority: Authority, stranger: Authority) -> None:
+    one, another, trusting = authority.certify("server"), authority.certify("a", "DNS:elsewhere"), Tls(ca=authority.ca)
+    strange = replace(stranger.certify("client"), ca=authority.ca)
+    unsigned = rf'sign tls\.certificate = "{strange.certificate}", and do the clocks of both agree\?'
+    for theirs, mine, error, message in (
+        (one, Tls(ca=stranger.ca), ConfigError, r'tls\.ca = ".*strange.*": does not vouch for .*127.0.0.1:\d+ \(.+\)'),
+        (another, trusting, ConfigError, r"tls\.certificate of 127\.0\.0\.1:\d+: does not name this host"),
+        (one, None, OSError, r"hangs up at once, does it demand TLS with tls\.ca\?"),
+        (one, trusting, OSError, r"127\.0\.0\.1:\d+ hangs up at once, does it demand TLS with tls\.certificate\? \("),
+        (one, strange, OSError, rf"127\.0\.0\.1:\d+ hangs up at once, does its tls\.ca {unsigned} \("),
+        (None, trusting, ConfigError, r"does not speak TLS"),
+    ):
+        async with listening(theirs) as port:
+            with pytest.raises(error, match=message):
+                await greet(f"127.0.0.1:{port}", mine)
 
 
 async def test_renewed_certificates_are_taken_up(authority: Authority, stranger: Authority, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import difflib
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from pausefl.outcomes import EPILOG
@@ -34,10 +35,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _folder(text: str) -> str:
-    """The name of a folder. An empty name is an error: it means an unset shell variable, not a wish for the default."""
+    """A folder's path, which ends with its name: runs are called by it. An empty one means an unset shell variable."""
     if not text:
         raise argparse.ArgumentTypeError("is empty; name a folder")
-    return text
+    return text if Path(text).name not in ("", "..") else str(Path(text).resolve())
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:

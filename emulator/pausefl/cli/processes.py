@@ -45,12 +45,12 @@ def server(options: argparse.Namespace) -> None:
         report = running.enter_context(printed_events(run_dir.name))
         observed = running.enter_context(Observed(report, observers, run_dir, plan.shows))
         was_served = is_served(run_dir)
-        note_start(run_dir, code=own_code(experiment), served=True)
+        last = note_start(run_dir, code=own_code(experiment), served=True)
         try:
             result = serve_run(plan.server, run_dir, observed.show, back_to_of(options))
         except PauseflError:
             if not was_served:
-                note_unserved(run_dir)
+                note_unserved(run_dir, last)
             raise
     check_outcome(result.outcome, result.stopped_because, resume_command(run_dir))
 

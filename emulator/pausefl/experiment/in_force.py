@@ -25,7 +25,7 @@ from pausefl_server.model.optimizers import SERVER_OPTIMIZERS
 # other machines, or without a client that is no longer trusted.
 _OF_THE_PLACE = re.compile(
     r"(metrics|tls|admission)\.|experiment\.(python_path$|by_value\.)|clients\.(connect_timeout_s|minimum)$"
-    r"|evaluation\.(address|host|port|insecure|connect_timeout_s|answer_timeout_s)$"
+    r"|evaluation\.(address|host|port|metrics_port|insecure|connect_timeout_s|answer_timeout_s)$"
     r"|server\.(host|port|insecure|hello_timeout_s|dead_after_s)$"
 )
 

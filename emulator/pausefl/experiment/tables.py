@@ -293,9 +293,9 @@ class ServerTable(RoundSettings):
     derives the deadline from the clients' round trips so far."""
     late: Literal["drop", "buffer"] = "drop"
     """The fate of a late update: "drop" discards it, "buffer" keeps it for the next model with a smaller weight."""
-    dead_after_s: Annotated[float, Ge(0.5)] = 15.0
+    dead_after_s: Annotated[float, Ge(0.5), Le(1_000_000)] = 15.0
     """The time within which a process notices that its peer is dead. Idle peers answer pings meanwhile."""
-    hello_timeout_s: Positive = 10.0
+    hello_timeout_s: Annotated[Positive, Le(1_000_000)] = 10.0
     """How long a connection may stay open before its client has said hello."""
     insecure: bool = False
     """Lets the server listen without TLS and admission where other machines can reach it. Also lets a client send its

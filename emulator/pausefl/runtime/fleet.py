@@ -111,8 +111,6 @@ class Fleet:
                 " of its own; 0 takes any free ones"
             )
         self._plan = plan
-        self._is_virtual = plan.is_virtual
-        self._is_served = not (plan.is_virtual or plan.processes)
         self._client_processes = [_ClientProcess(*numbered) for numbered in enumerate(plan.processes)]
         self._lock = lock
         self._back_to = back_to
@@ -121,7 +119,7 @@ class Fleet:
         self._presence = plan.clients.presence
         self._server_host = self._address = ""
         self._needs_torch = plan.clients.training.workload.model != "synthetic"
-        self._clients_log = run_dir / ("server.log" if self._is_virtual else "clients.log")
+        self._clients_log = run_dir / "clients.log"
         self._running: dict[int, ForkServerProcess] = {}  # by sentinel
         self._returning: list[_ClientProcess] = []  # processes to be restarted
         self._called = 0  # the round of the last roll call
@@ -163,7 +161,7 @@ class Fleet:
         given = (self._run_dir, theirs, self._lock)
         server = self._plan.server
         server = replace(server, summary=replace(server.summary, compose=partial(composing.ask, asks)))
-        if self._is_virtual:
+        if self._plan.is_virtual:
             played = (replace(self._plan, server=server), self._back_to, *given)
             self._server = forked_run("pausefl-run", _play_virtually, *played, needs_torch=self._needs_torch)
         else:
@@ -216,7 +214,7 @@ class Fleet:
         match event:
             case Ready(port):
                 self._address = host_and_port(self._server_host, port)
-                if self._is_served:
+                if not (self._plan.processes or self._plan.is_virtual):
                     report(event)
                 if self._presence is None:
                     self._start_clients(self._client_processes)

@@ -85,7 +85,7 @@ def on_own_disk(kept: Path) -> Iterator[Path]:
             yield run_dir
         finally:
             if run_dir.exists() and was_finished == is_finished(kept):  # else another job has finished it meanwhile
-                with signals_to(signal.SIG_IGN, signal.SIGINT, *asking_to_end()):  # a signal here would lose the run
+                with signals_to(signal.SIG_IGN, signal.SIGINT, signal.SIGUSR2, *asking_to_end()):  # or the run is lost
                     try:
                         _bring_back(run_dir, kept)
                     except OSError as error:  # of the shared disk, which may be full

@@ -11,7 +11,6 @@ from pausefl_client.session import ClientSession
 from pausefl_process.events import MetricsServed, Report
 from pausefl_process.health import health_routes
 from pausefl_process.http_server import WebServer
-from pausefl_proto.errors import ConfigError
 from pausefl_proto.privacy_unit import PrivacyUnit, vector_epsilon
 from pausefl_proto.tls import Tls
 
@@ -20,13 +19,10 @@ class HostPage:
     """Serves the metrics of the run that a process's clients take part in, or last took part in."""
 
     def __init__(self, where: Metrics, certificates: Iterable[Tls | None]) -> None:
-        """Start to serve; needs a running event loop. ConfigError if the port or prometheus-client is not available."""
-        try:
-            from pausefl_client.metrics import HostMetrics
-            from pausefl_process.exposition import exposition
-        except ImportError as error:
-            key = f"metrics.client_port = {where.client_port}"
-            raise ConfigError(f"{key}: needs prometheus-client ({error})") from error
+        """Start to serve; needs a running event loop. ConfigError if the port is not available."""
+        from pausefl_client.metrics import HostMetrics  # here, as clients without metrics need no prometheus-client
+        from pausefl_process.exposition import exposition
+
         self._make, self._series_max = HostMetrics, where.client_series_max
         self._metrics = HostMetrics((), {}, {}, 0)
         self._sessions: Mapping[str, ClientSession] = {}

@@ -197,9 +197,9 @@ async def run_clients(
         out: dict[str, PauseflError | None] = {}
         async with asyncio.TaskGroup() as group:
             if rounds is None:
+                waits = set[asyncio.Future[None]]() if plan.run_id else None
                 for client_id in sessions:
-                    returns = plan.run_id != ""
-                    group.create_task(_run_session(client_id, sessions, out, platform.refused, returns=returns))
+                    group.create_task(_run_session(client_id, sessions, out, platform.refused, waits))
             else:
                 await _run_present(plan.presence, sessions, out, rounds)
         for error in filter(None, out.values()):
@@ -270,27 +270,32 @@ async def _run_session(
     sessions: Mapping[str, ClientSession],
     out: dict[str, PauseflError | None],
     refused: dict[str, str],
-    *,
-    returns: bool = False,
+    waits: set[asyncio.Future[None]] | None = None,
 ) -> None:
     """Run one client to its end. Its error, or None, is then in `out`, so that the others go on.
 
-    With `returns`, it tries again while others take part or may do so: the server may admit it again.
+    With `waits`, those of refused clients, it tries again while others take part or may do so: it may be let in again.
     """
     refusals = Reconnection(client_id, math.inf)
     while True:
         try:
             log.info("%s: %s", client_id, await sessions[client_id].run(), extra={"client_id": client_id})
             out[client_id] = None
+            for wait in waits or ():
+                wait.cancel()
             return
         except PauseflError as error:
             out[client_id] = error
             if len(sessions) > 1 and str(error) != refused.get(client_id):
                 refused[client_id] = str(error)
                 log.error("%s: %s", client_id, error, extra={"client_id": client_id})
-            if not returns or all(c in out and not session.is_connected for c, session in sessions.items()):
+            if waits is None or all(c in out and not session.is_connected for c, session in sessions.items()):
                 return
-        await refusals.wait(LONGEST_AFTER_REFUSAL_S)
+        waits.add(waiting := asyncio.ensure_future(refusals.wait(LONGEST_AFTER_REFUSAL_S)))
+        await asyncio.wait([waiting])
+        waits.remove(waiting)
+        if waiting.cancelled():
+            return
 
 
 async def _run_present(

@@ -1,5 +1,6 @@
 """Clients that outlive runs: they wait for a run at one address, take part in it to its end, and wait for the next."""
 
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -50,12 +51,12 @@ async def stay(clients: StayingClients, report: Report) -> None:
     spent, refused = dict[str, SpentInAllRuns](), dict[str, str]()
     certificates = [own.tls.in_use(client_id) for client_id in clients.client_ids]
     with host_page(own.metrics, report, certificates) as page:
-        while True:
+        for asks in itertools.cycle(clients.client_ids):  # in turn: the server may have locked some of them out
             if page is not None:
                 page.waits_for = f"waits for a run at {address}"
             try:
-                token = token_for(connection_plan(own), address, first)  # read again: it may have been renewed
-                offer = await fetch_offer(address, own.tls.in_use(first), token, way)
+                token = token_for(connection_plan(own), address, asks)  # read again: it may have been renewed
+                offer = await fetch_offer(address, own.tls.in_use(asks), token, way)
                 plan = in_run(client_plan(clients.experiment_of(offer.experiment)), offer.run_id, clients)
                 with first_error(), errors_of_own_code(), _telling_what_is_spent(clients, plan, report, spent):
                     await play_over_grpc(plan, clients.client_ids, address, clients.ledgers, page, refused=refused)

@@ -32,6 +32,8 @@ class EvaluatorPlan:
     evaluation: EvaluationTable
     tls: Tls | None
     """TLS between server and evaluator; None: the connection is not encrypted."""
+    dead_after_s: float
+    """How long either of them may be silent before the other closes the connection."""
 
     @property
     def subject(self) -> str:
@@ -56,8 +58,8 @@ def evaluator_plan(experiment: Experiment) -> EvaluatorPlan:
     if workload.model == "synthetic":
         raise ConfigError('workload.model = "synthetic": learns nothing that an evaluator could evaluate')
     seeds = experiment.experiment.seed_of("model"), experiment.experiment.seed_of("split")
-    workload = with_statistics(workload, experiment.privacy)
-    return EvaluatorPlan(workload, *seeds, experiment.evaluation, experiment.tls.in_use())
+    trained, dead_after_s = with_statistics(workload, experiment.privacy), experiment.server.dead_after_s
+    return EvaluatorPlan(trained, *seeds, experiment.evaluation, experiment.tls.in_use(), dead_after_s)
 
 
 class StoredTensor(NamedTuple):

@@ -142,7 +142,7 @@ async def _serve(plan: EvaluatorPlan, report: Report, ended_by: Sequence[signal.
     """Make the evaluator, listen, and serve until one of the signals comes."""
     evaluator = rehearsed_evaluator(plan.on_own_device())
     os.nice(_NICENESS)  # only now: round 1 waits for the first model
-    server, ended = EvaluatorServer(evaluator, plan.subject, plan.tls), asyncio.Event()
+    server, ended = EvaluatorServer(evaluator, plan), asyncio.Event()
 
     def end() -> None:
         end_within(DRAIN_S, status=0)  # the thread of an evaluation in progress cannot be interrupted

@@ -19,7 +19,7 @@ from pausefl_process.plugins import for_future
 from pausefl_proto.endpoint import failure, listen, make_server, open_channel
 from pausefl_proto.errors import ConfigError, EvaluatorLost, EvaluatorStuck, PauseflError, WireError
 from pausefl_proto.foreign_text import shown
-from pausefl_proto.tls import Tls, is_no_servers
+from pausefl_proto.tls import is_no_servers
 from pausefl_proto.v1 import evaluation_pb2 as pb
 from pausefl_proto.v1 import federation_pb2 as federation
 from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Manifest, Vector, cut, digest, pack, unpack
@@ -27,6 +27,8 @@ from pausefl_server.records import SPLITS, Evaluation, Split
 
 # Limits on calls at a time, in all and per connection: each holds a model. A server makes one, and may give some up.
 _MOST_CALLS, _MOST_OF_A_CONNECTION = 16, 4
+# The names of a deep model's tensors, and its running statistics, are beyond what a client's message may hold.
+_OF_ANY_LENGTH = (("grpc.max_receive_message_length", -1),)
 # How long a patient server waits before it asks again.
 _ASK_AGAIN_S = 0.5
 
@@ -48,15 +50,13 @@ class SplitEvaluator(Protocol):
 class EvaluatorServer:
     """The evaluator's end: evaluates one model at a time, on a thread of its own."""
 
-    def __init__(self, evaluator: SplitEvaluator, workload: str, tls: Tls | None) -> None:
-        """`workload` holds the values on which run and evaluator must agree (`EvaluatorPlan.subject`)."""
+    def __init__(self, evaluator: SplitEvaluator, plan: EvaluatorPlan) -> None:
         self._evaluator = evaluator
-        self._workload = workload
-        self._tls = tls
+        self._plan = plan
         self._thread = ThreadPoolExecutor(1, "evaluate")
         self._calls = asyncio.Semaphore(_MOST_CALLS)
         self._turn = asyncio.Lock()
-        self._server = make_server(options=(("grpc.max_concurrent_streams", _MOST_OF_A_CONNECTION),))
+        self._server = make_server(plan.dead_after_s, (("grpc.max_concurrent_streams", _MOST_OF_A_CONNECTION),))
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Initial": grpc.unary_stream_rpc_method_handler(self._initial),
             "Evaluate": grpc.stream_unary_rpc_method_handler(self._evaluate_model),
@@ -68,7 +68,7 @@ class EvaluatorServer:
 
         ConfigError if the port is taken, or a file for TLS is wrong.
         """
-        bound = listen(self._server, "evaluation", host, port, self._tls)
+        bound = listen(self._server, "evaluation", host, port, self._plan.tls)
         await self._server.start()
         return bound
 
@@ -137,8 +137,8 @@ class EvaluatorServer:
         """WireError unless this evaluator can evaluate the run's models."""
         if subject.protocol_version != PROTOCOL_VERSION:
             raise WireError(f"speaks protocol version {PROTOCOL_VERSION}, not {subject.protocol_version}")
-        if subject.workload != self._workload:
-            raise WireError(f"evaluates {self._workload}, this run is about {subject.workload}")
+        if subject.workload != self._plan.subject:
+            raise WireError(f"evaluates {self._plan.subject}, this run is about {subject.workload}")
 
 
 class RemoteEvaluator:
@@ -146,11 +146,10 @@ class RemoteEvaluator:
 
     def __init__(self, plan: EvaluatorPlan, say: Callable[[str], None]) -> None:
         """`evaluation.address` must be set. `say` receives a message about a wait for the evaluator there."""
+        self._plan = plan
         self._address = plan.evaluation.address
-        self._subject = pb.Subject(protocol_version=PROTOCOL_VERSION, workload=plan.subject)
-        self._tls = plan.tls
-        self._patience_s = plan.evaluation.connect_timeout_s
         self._answer_s = plan.evaluation.answer_timeout_s
+        self._subject = pb.Subject(protocol_version=PROTOCOL_VERSION, workload=plan.subject)
         self._say = say
         self._channel: grpc.aio.Channel | None = None
 
@@ -184,7 +183,7 @@ class RemoteEvaluator:
 
     async def _patiently(self, ask: _Ask[Answer], *passing: type[Exception]) -> Answer:
         """Ask, and ask again after `passing` errors, for `evaluation.connect_timeout_s` at most."""
-        until_s = math.inf
+        patience_s, until_s = self._plan.evaluation.connect_timeout_s, math.inf
         while True:
             try:
                 return await self._asked(ask)
@@ -192,15 +191,15 @@ class RemoteEvaluator:
                 if time.monotonic() > until_s:
                     raise
                 if until_s == math.inf:
-                    self._say(f"waiting up to {self._patience_s:g} s for the evaluator at {self._address}: {error}")
-                    until_s = time.monotonic() + self._patience_s
+                    self._say(f"waiting up to {patience_s:g} s for the evaluator at {self._address}: {error}")
+                    until_s = time.monotonic() + patience_s
             await asyncio.sleep(_ASK_AGAIN_S)
 
     async def _asked(self, ask: _Ask[Answer]) -> Answer:
         """Ask. If an earlier call's channel fails, ask once more over a new one, which reads the files for TLS anew."""
         is_new = self._channel is None
         if self._channel is None:
-            self._channel = open_channel(self._address, self._tls)
+            self._channel = open_channel(self._address, self._plan.tls, self._plan.dead_after_s, _OF_ANY_LENGTH)
         try:
             return await ask(self._channel)
         except (OSError, ConfigError):
@@ -242,7 +241,7 @@ class RemoteEvaluator:
             return ConfigError(f'evaluation.address = "{self._address}": the evaluator there {said}')
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return EvaluatorStuck(f"evaluation.answer_timeout_s = {self._answer_s:g}: the evaluator took longer")
-        return failure(error, self._address, self._tls)
+        return failure(error, self._address, self._plan.tls)
 
 
 def _take_apart(header: pb.Initial | pb.Evaluate, theta: Vector) -> list[bytes]:

@@ -18,7 +18,8 @@ _LOCK = threading.Lock()
 def grpc_defaults() -> dict[str, str]:
     """gRPC's variables for every process that imports it, without those that the user has set."""
     # Otherwise gRPC logs each failed handshake: strangers could cause any number of lines, before ours with the reason.
-    defaults = {"GRPC_VERBOSITY": "ERROR"}
+    # Its own resolver knows neither mDNS (server.local) nor what else nsswitch.conf names.
+    defaults = {"GRPC_VERBOSITY": "ERROR", "GRPC_DNS_RESOLVER": "native"}
     if tuple(map(int, version("grpcio").split(".")[:2])) <= _LATEST_KNOWN_TO_HAVE_THEM:
         defaults["GRPC_EXPERIMENTS"] = _WAIT_ITSELF  # gRPC prints a line for a name that it does not know
     return {name: value for name, value in defaults.items() if name not in os.environ}
