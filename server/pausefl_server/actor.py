@@ -80,8 +80,7 @@ class Actor(ABC, Generic[Message]):
         finally:
             self.stop()
             for _, reply in self._mailbox:
-                if reply is not None:
-                    _settle(reply, ActorStopped(f"{self.name} has stopped"))
+                _settle(reply, ActorStopped(f"{self.name} has stopped"))
             self._mailbox.clear()
             await self.on_stop()
 
@@ -96,13 +95,13 @@ class Actor(ABC, Generic[Message]):
             await self._wait_for_message(timeout_s)
         if not self._mailbox or self.stopped:
             return False
-        await self._handle(*self._take())
+        await self._handle_next()
         return True
 
     async def drain(self) -> None:
         """Handle the messages that are in the mailbox, without waiting for more."""
         while self._mailbox and not self.stopped:
-            await self._handle(*self._take())
+            await self._handle_next()
 
     async def on_stop(self) -> None:
         """Called once after the last message, also after a failure or a cancellation."""
@@ -111,28 +110,25 @@ class Actor(ABC, Generic[Message]):
     async def receive(self, message: Message) -> Any:
         """Handle one message; the return value answers an `ask`."""
 
-    async def _handle(self, message: Message, reply: asyncio.Future[Any] | None) -> None:
+    async def _handle_next(self) -> None:
+        """Handle the first message in the mailbox. If it was asked, the asker gets the error, and the actor goes on."""
+        message, reply = self._mailbox.popleft()
+        self._let_next_in()
         self._began_s = time.monotonic()
-        try:
-            if reply is None:
-                await self.receive(message)
-            else:
-                await self._answer(message, reply)
-        finally:
-            self._began_s = None
-
-    async def _answer(self, message: Message, reply: asyncio.Future[Any]) -> None:
         try:
             answer = await self.receive(message)
         except Exception as error:
-            # The asker gets the error; the actor goes on.
+            if reply is None:
+                raise
             _settle(reply, error)
         except BaseException:
             _settle(reply, ActorStopped(f"{self.name} was stopped"))
             raise
         else:
-            if not reply.done():
+            if reply is not None and not reply.done():
                 reply.set_result(answer)
+        finally:
+            self._began_s = None
 
     async def _wait_for_message(self, timeout_s: float | None) -> None:
         """Return when a message has come, the actor is stopped, or `timeout_s` has passed."""
@@ -145,11 +141,6 @@ class Actor(ABC, Generic[Message]):
             self._idle = None
             if timer is not None:
                 timer.cancel()
-
-    def _take(self) -> tuple[Message, asyncio.Future[Any] | None]:
-        envelope = self._mailbox.popleft()
-        self._let_next_in()
-        return envelope
 
     def _let_next_in(self) -> None:
         """Wake the sender that has waited longest, if the mailbox has room."""
@@ -179,6 +170,6 @@ def _wake(waiter: asyncio.Future[None] | None) -> bool:
     return True
 
 
-def _settle(reply: asyncio.Future[Any], error: Exception) -> None:
-    if not reply.done():
+def _settle(reply: asyncio.Future[Any] | None, error: Exception) -> None:
+    if reply is not None and not reply.done():
         reply.set_exception(error)
