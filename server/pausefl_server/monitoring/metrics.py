@@ -18,7 +18,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from pausefl_process.host_monitor import HostReport
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.budget import Budget
 from pausefl_proto.privacy_unit import vector_epsilon
@@ -146,9 +145,8 @@ def _exchanges(now: RunSnapshot) -> Iterator[Metric]:
 
 
 def _hosts(now: RunSnapshot, limits: HostLimits) -> Iterator[Metric]:
-    reports: dict[str, list[HostReport]] = {}
-    if now.record is not None:
-        reports = {"server": [now.record.host], "clients": [o.host for o in now.record.observations]}
+    last = now.record
+    reports = {"server": [last.host], "clients": [o.host for o in last.observations]} if last is not None else {}
 
     def worst(name: str, text: str, key: str) -> Metric:
         samples = [((host,), max(getattr(r, key) for r in of_host)) for host, of_host in reports.items() if of_host]
