@@ -282,7 +282,8 @@ def test_pause_is_simulated_with_those_who_are_there() -> None:
     assert not is_compiled(Pause(3), setting)
     third, fifth, before_40, result = (simulate(Pause(3), setting, rounds) for rounds in (3, 5, 39, 60))
     assert result.client_ids == tuple(sorted(experiment.client_ids))
-    assert (len(third.chosen), fifth.chosen[6:].any()) == (6, True)
+    assert len(third.chosen) == 6
+    assert fifth.chosen[6:].any()
     assert before_40.chosen[[6, 7]].tolist() == result.chosen[[6, 7]].tolist()
     assert (np.diff(result.genie_regret) > -1e-9).all()
 
