@@ -15,8 +15,8 @@ import pytest
 
 import pausefl
 from pausefl.cli import main
+from pausefl.cli.experiments import summary_table
 from pausefl.cli.registries import REGISTRIES
-from pausefl.cli.summary_table import summary_table
 from pausefl.experiment.toml_source import preset_names
 from pausefl.results.reading import read_run
 from pausefl.terminal_table import plain_console

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import pausefl
-from pausefl.cli.summary_table import summary_table
+from pausefl.cli.experiments import summary_table
 from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.server_records import selected_policy
 from pausefl.results.figures import Figures

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pausefl.cli.summary_table import summary_table
+from pausefl.cli.experiments import summary_table
 from pausefl.results.report.comparison import compare
 from pausefl.runtime.terminal import PlainView, RunProgress, fold, make_view, terminal_view
 from pausefl.studies.compare import print_comparison

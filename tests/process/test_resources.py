@@ -18,9 +18,8 @@ from typing import Any, TypeVar
 import grpc
 import pytest
 
-from pausefl.runtime.processes.event_loop import EventLoop
 from pausefl.runtime.processes.resources import collect_seldom
-from pausefl.runtime.processes.waits import run_telling_waits, waits
+from pausefl.runtime.processes.waits import EventLoop, run_telling_waits, waits
 from pausefl.runtime.server.process import sparing_clients
 from pausefl_process.ending import signals_to
 from pausefl_process.events import Notice, ProgressEvent

@@ -2,11 +2,11 @@
 
 import math
 import time
+from collections.abc import Callable, Hashable
 
 from pausefl_process.events import ModelEvaluated, Notice, Report, RollCall, RoundCommitted, WaitingForClients
 from pausefl_server.clients import ClientTable
 from pausefl_server.host_limits import DOUBTS, still_s
-from pausefl_server.monitoring.line_limit import LineLimit
 from pausefl_server.monitoring.noise import MOST_NOISE_TO_CLIP, NOISE_REMEDY, in_times
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.records import Evaluation, RoundRecord
@@ -22,6 +22,28 @@ _REPORT_EVERY_S = 0.05
 # A constant τ_min does not fit if more than this share of at least this many latencies is below it.
 _CLAMPED_SHARE = 0.1
 _CLAMPS_AFTER = 20
+LINES = 20
+PER_S = 10.0
+
+
+class LineLimit:
+    """Admits a burst of lines of each kind. The first line of the next burst says how many were left out."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._windows: dict[Hashable, tuple[float, int]] = {}  # its start, and its number of lines
+
+    def admit(self, kind: Hashable, line: str) -> str | None:
+        """The line to show. None if there were already `LINES` of its kind within `PER_S` seconds."""
+        now_s = self._clock()
+        began_s, count = self._windows.get(kind, (now_s, 0))
+        hidden = max(0, count - LINES)
+        if now_s - began_s >= PER_S:
+            began_s, count = now_s, 0
+        self._windows[kind] = began_s, count + 1
+        if count >= LINES:
+            return None
+        return f"{line} (and {hidden} more like it before)" if hidden and not count else line
 
 
 class ProgressReporter(RunObserver):
