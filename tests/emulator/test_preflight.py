@@ -387,7 +387,7 @@ LATENCIES: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, str]] = {
     "a spreadsheet": (b"PK\x03\x04\x00\x00", "is no text: line 1, column 5 is a zero byte; save it as CSV in UTF"),
     "cut off": (gzip.compress(HEADER.encode() * 99)[:-9], "cannot be read (Compressed file ended before"),
     "damaged": (gzip.compress(HEADER.encode())[:-8] + bytes(8), "cannot be read (CRC check failed)"),
-    "no such filter": (f"{HEADER}a,1,0.1\n", "no row passes --filter client=b (there is: a)", "--filter client=b"),
+    "no such filter": (HEADER + "\n".join("abcdefghi"), "(there is: a, b, c, d, e, f, g, h, …)", "--filter client=x"),
     "a filter of no column": (f"{HEADER}a,1,0.1\n", 'line 1 has no column "x" (it has: client, time', "--filter x=b"),
     "a filter beside the format's own": (
         "metric_name,timestamp,metric_value,name,status\nvus,1,?,u,200\nhttp_req_duration,1,?,u,200\n",

@@ -118,8 +118,9 @@ class Reading(Bounded):
             told = number if when is None else _time(cells[when], f"{at} has {quoted(cells[when])} for {time}", spelt)
             of_client.append((told, lasted_s, is_lost))
         if rows and not found and self.filter:
-            held = ", ".join(sorted({cell for _, row in rows for cell in row[conditions[0][0] :][:1]})[:8])
-            raise ValueError(f"no row passes {spelt('filter', self.filter[0])} (there is: {held})")
+            held = sorted({cell for _, row in rows for cell in row[conditions[0][0] :][:1]})
+            held[8:] = ["…"] * (len(held) > 8)
+            raise ValueError(f"no row passes {spelt('filter', self.filter[0])} (there is: {', '.join(held)})")
         if len(found) > 1:
             found.pop(form.summed, None)
         if unit is None:
