@@ -11,7 +11,7 @@ import shlex
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ def made_run_dir(experiment: Experiment, run_dir: Path, *, resume: bool = False)
     any client joined, only the logs remain.
     """
     missing = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
-    with _naming(run_dir, missing):
+    try:
         prepare_folder(run_dir, f"--run-dir {run_dir}")
         before = {name for name in _MADE if (run_dir / name).exists()}
         with locked(run_dir / "lock", f"run directory {run_dir}") as lock:
@@ -117,13 +117,6 @@ def made_run_dir(experiment: Experiment, run_dir: Path, *, resume: bool = False)
                     _remove(run_dir / name for name in _MADE if name not in kept)
                     _remove_empty(missing)
                 raise
-
-
-@contextmanager
-def _naming(run_dir: Path, missing: Sequence[Path]) -> Iterator[None]:
-    """Turn an OSError of the directory or its disk into a ConfigError, and remove `missing` folders that are empty."""
-    try:
-        yield
     except OSError as error:
         if not _is_of(error, run_dir):
             raise

@@ -170,7 +170,11 @@ async def run_clients(
         if client_id not in known:
             raise ConfigError(f"client id {client_id!r}: must be one of {known[0]} to {known[-1]} (clients.count)")
     plan = plan.on_own_device(client_ids)
-    batched = _batched_host(plan.training)
+    batched = None
+    if plan.training.batched == "on":
+        from pausefl_client.batched.host import BatchedHost
+
+        batched = BatchedHost()
     trainers, sessions = make_trainers(plan.training, client_ids, batched), dict[str, ClientSession]()
     links = make_links(plan.latency, plan.links, client_ids, plan.latency_seed, platform.spin_s)
     # Ledgers are closed last, when no trainer can write to them any more.
@@ -228,14 +232,6 @@ def make_trainers(
     from pausefl.runtime.client.torch_trainers import make_torch_trainers
 
     return make_torch_trainers(plan, client_ids, batched)
-
-
-def _batched_host(plan: TrainingPlan) -> "BatchedHost | None":
-    if plan.batched != "on" or plan.workload.model == "synthetic":
-        return None
-    from pausefl_client.batched.host import BatchedHost
-
-    return BatchedHost()
 
 
 def _session_settings(plan: ClientPlan, client_id: str, trainer: Trainer) -> ClientSettings:

@@ -6,14 +6,13 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, closing
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from pausefl.experiment.tables import EvaluationTable
 from pausefl.extras import require
 from pausefl.runtime.evaluator.plan import Evaluated, EvaluatorPlan, InitialModel
 from pausefl.runtime.evaluator.rehearsal import rehearsed_evaluator
@@ -27,7 +26,6 @@ from pausefl_process.health import health_routes
 from pausefl_process.http_server import WebServer
 from pausefl_proto.addresses import is_loopback
 from pausefl_proto.errors import ConfigError, EvaluatorLost, EvaluatorStuck, PauseflError
-from pausefl_proto.tls import Tls
 from pausefl_proto.wire import Vector
 
 _NICENESS = 15
@@ -139,7 +137,7 @@ def _run_own(plan: EvaluatorPlan, events: "Connection[Any, Any]") -> None:
 
 
 async def _serve(plan: EvaluatorPlan, report: Report, ended_by: Sequence[signal.Signals] = ()) -> None:
-    """Make the evaluator, listen, and serve until one of the signals comes."""
+    """Make the evaluator, listen, and serve until one of the signals comes. Metrics and health probes, too."""
     evaluator = rehearsed_evaluator(plan.on_own_device())
     os.nice(_NICENESS)  # only now: round 1 waits for the first model
     server, ended = EvaluatorServer(evaluator, plan), asyncio.Event()
@@ -150,22 +148,17 @@ async def _serve(plan: EvaluatorPlan, report: Report, ended_by: Sequence[signal.
 
     for number in ended_by:
         asyncio.get_running_loop().add_signal_handler(number, end)
-    with _watched(plan.evaluation, plan.tls, report):
-        report(Ready(await server.start(plan.evaluation.host, plan.evaluation.port)))
+    where = plan.evaluation
+    with ExitStack() as pages:
+        if where.metrics_port >= 0:
+            require("client")
+            from pausefl_process.exposition import exposition
+
+            probes = health_routes(asyncio.get_running_loop(), str, str)
+            routes = {"/metrics": exposition(certificates=[plan.tls]), **probes}
+            web = WebServer(where.host, where.metrics_port, routes, key="evaluation.metrics_port")
+            pages.enter_context(closing(web))
+            report(MetricsServed(f"http://{web.address}/metrics"))
+        report(Ready(await server.start(where.host, where.port)))
         await ended.wait()
         await server.stop()
-
-
-@contextmanager
-def _watched(where: EvaluationTable, tls: Tls | None, report: Report) -> Iterator[None]:
-    """Serve this process's metrics and health probes for the block, unless `metrics_port` is negative."""
-    if where.metrics_port < 0:
-        yield
-        return
-    require("client")
-    from pausefl_process.exposition import exposition
-
-    routes = {"/metrics": exposition(certificates=[tls]), **health_routes(asyncio.get_running_loop(), str, str)}
-    with closing(WebServer(where.host, where.metrics_port, routes, key="evaluation.metrics_port")) as web:
-        report(MetricsServed(f"http://{web.address}/metrics"))
-        yield
