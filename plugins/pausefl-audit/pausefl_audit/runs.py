@@ -7,11 +7,13 @@ anew, is the same in both. Each client process is ended once and started again.
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,8 @@ import numpy as np
 from pausefl.runtime.client.plan import ClientPlan
 from pausefl.runtime.client.privacy import open_privacies
 from pausefl.runtime.client.process import make_trainers
-from pausefl.runtime.forks import forked_client
-from pausefl.runtime.processes.lifetime import die_with_parent, ignore_interrupts, start
+from pausefl.runtime.forks import forked_client, spawned
+from pausefl.runtime.processes.lifetime import die_with_parent, ignore_interrupts, in_children, start
 from pausefl_audit.canaries import Claim, Scores, attack, canary, clear_noise
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.privacy.mechanism import LaplaceSource
@@ -103,53 +105,38 @@ def witnesses(plan: ClientPlan, epsilons: tuple[float, ...], scores: int) -> lis
     audited = replace(plan, privacy=replace(plan.privacy, ledger_dir=None))
     clients = plan.training.client_ids[:_CLIENTS]
     each = -(-scores // (_RUNS * _LIVES * len(clients)))
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory(prefix="pausefl-audit-") as folder, ExitStack() as closing:
-        runs = []
-        for run in range(_RUNS):
-            tasks = [
-                _Task(audited, client_id, Path(folder) / f"{run}", run, life, epsilons, each)
-                for life in range(1, _LIVES + 1)
-                for client_id in clients
-            ]
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_run, args=(tasks, theirs))
-            start(process)
-            closing.callback(process.join)
-            closing.callback(process.terminate)
-            theirs.close()
-            runs.append((ours, len(tasks)))
-        return [_received(ours) for ours, expected in runs for _ in range(expected)]
+    with tempfile.TemporaryDirectory(prefix="pausefl-audit-") as folder:
+        lives = [
+            [_Task(audited, client_id, Path(folder) / f"{run}", run, life, epsilons, each) for client_id in clients]
+            for life in range(1, _LIVES + 1)
+            for run in range(_RUNS)
+        ]
+        # A child process for each run, which plays the run's lives one after the other.
+        played = in_children(partial(spawned, "pausefl-audit"), _RUNS, _life, lives)
+        return [witness for of_life in played for witness in of_life]
 
 
-def _received(results: "Connection[Any, Any]") -> Witness:
-    try:
-        told = results.recv()
-    except EOFError:
-        raise PauseflError("a process of the audit ended early") from None
-    if isinstance(told, str):
-        raise PauseflError(told)
-    assert isinstance(told, Witness)
+def _life(tasks: Sequence[_Task]) -> list[Witness]:
+    """Fork the clients of a run's next life and wait for their end; returns what they measured."""
+    ignore_interrupts()
+    told = [_told(*started) for started in [_start(task) for task in tasks]]
+    if failed := next((each for each in told if isinstance(each, str)), None):
+        raise PauseflError(failed)
     return told
 
 
-def _run(tasks: list[_Task], results: "Connection[Any, Any]") -> None:
-    """The main function of a run's process. It forks all clients, waits for their end, and then forks the next life."""
-    die_with_parent()
-    ignore_interrupts()
-    for life in range(1, _LIVES + 1):
-        started = [_start(task) for task in tasks if task.life == life]
-        for process, told in started:
-            try:
-                results.send(told.recv())
-            except EOFError:  # the client was killed, so it could not report an error
-                process.join()
-                results.send(f"{process.name}, a process of the audit, ended early (exit code {process.exitcode})")
-                return
-            process.join()
+def _told(process: BaseProcess, results: "Connection[Any, Any]") -> Any:
+    """The `Witness` of a client process after its end, or a text that says why it has none."""
+    try:
+        return results.recv()
+    except EOFError:  # the client was killed, so it could not report an error
+        process.join()
+        return f"{process.name}, a process of the audit, ended early (exit code {process.exitcode})"
+    finally:
+        process.join()
 
 
-def _start(task: _Task) -> tuple[Any, "Connection[Any, Any]"]:
+def _start(task: _Task) -> tuple[BaseProcess, "Connection[Any, Any]"]:
     ours, theirs = multiprocessing.Pipe(duplex=False)
     needs_torch = task.plan.training.workload.model != "synthetic"
     process = forked_client(task.client_id, _client, task, theirs, needs_torch=needs_torch)

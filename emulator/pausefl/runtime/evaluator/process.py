@@ -137,7 +137,7 @@ def _run_own(plan: EvaluatorPlan, events: "Connection[Any, Any]") -> None:
 
 
 async def _serve(plan: EvaluatorPlan, report: Report, ended_by: Sequence[signal.Signals] = ()) -> None:
-    """Make the evaluator, listen, and serve until one of the signals comes. Metrics and health probes, too."""
+    """Make the evaluator, and serve it and its metrics until one of the signals comes."""
     evaluator = rehearsed_evaluator(plan.on_own_device())
     os.nice(_NICENESS)  # only now: round 1 waits for the first model
     server, ended = EvaluatorServer(evaluator, plan), asyncio.Event()

@@ -97,6 +97,7 @@ def _answer(line: Any, work: Callable[[Any], Any], items: Sequence[Any]) -> None
             if not isinstance(error, PauseflError):
                 error.add_note(format_exc())  # a traceback is not sent
             line.send((None, error))
+            return  # the iteration ends with the error
 
 
 def begin_to_import(imports: Sequence[str]) -> None:
