@@ -119,7 +119,7 @@ def test_streams_without_a_descriptor_stay_what_they_are(monkeypatch: pytest.Mon
 
 
 def test_a_terminal_that_takes_nothing_holds_nobody_up(unread: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pausefl.runtime.processes.outbox._READ_WITHIN_S", 0.05)
+    monkeypatch.setattr("pausefl.runtime.processes.outbox.READ_WITHIN_S", 0.05)
     with open(unread, "w", closefd=False) as stream, monkeypatch.context() as patched:
         patched.setattr("sys.stderr", stream)
         with posted_output():

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pausefl.runtime.processes.logs import is_asked_for
-from pausefl.runtime.processes.outbox import is_file, posted
+from pausefl.runtime.processes.outbox import READ_WITHIN_S, is_file, posted
 from pausefl.terminal_table import FittingTable, plain_console
 from pausefl_process.events import (
     Finished,
@@ -39,8 +39,6 @@ LAST_ROUNDS = 8
 LAST_MESSAGES = 3
 NAMED_CLIENTS = 5
 PLAIN_INTERVAL_S = 0.5
-# How long a process waits at its end for a reader to read its last events.
-_READ_WITHIN_S = 3.0
 
 
 def make_view(console: Console, title: str) -> AbstractContextManager[Report]:
@@ -58,7 +56,7 @@ def printed_events(title: str) -> AbstractContextManager[Report]:
         return nullcontext(print_notice)
     if is_asked_for("json") or not console.is_terminal:
         write = write_event if is_file(sys.stdout) else print_event
-        return posted(_while_read(write), end_within_s=_READ_WITHIN_S)
+        return posted(_while_read(write), end_within_s=READ_WITHIN_S)
     return PlainView(console, title)
 
 
@@ -236,7 +234,6 @@ def _line(progress: RunProgress, event: ProgressEvent) -> str | None:
 
 
 def _facts(progress: RunProgress, last: RoundCommitted) -> Iterator[str]:
-    """Facts to show after the last round."""
     for name, (accuracy, number) in progress.accuracies.items():
         yield f"{name} {accuracy:.1%} (round {number})"
     yield f"latency {last.total_latency_s:,.2f} {_unit(last)}"
@@ -283,7 +280,6 @@ def _bar(progress: RunProgress, last: RoundCommitted) -> Table:
 
 
 def _numbers(progress: RunProgress, last: RoundCommitted) -> FittingTable:
-    """The most important numbers, side by side under their names."""
     cells = {name: f"{accuracy:.1%}" for name, (accuracy, _) in sorted(progress.accuracies.items())}
     cells["total latency"] = f"{last.total_latency_s:,.1f} {_unit(last)}"
     if last.privacy_unit is not None:

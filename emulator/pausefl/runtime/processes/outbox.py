@@ -12,8 +12,8 @@ from typing import Generic, TextIO, TypeVar
 from pausefl_process.events import ModelEvaluated, Notice, ProgressEvent, Report, RoundCommitted
 
 _WAITING_MAX = 4096
-# How long a process waits at its end for a reader to read its last lines.
-_READ_WITHIN_S = 3.0
+READ_WITHIN_S = 3.0
+"""How long a process waits at its end for a reader to read its last lines."""
 
 Item = TypeVar("Item")
 
@@ -91,7 +91,7 @@ class _PostedLines(io.TextIOBase):
         if not self.closed:
             if self._begun:
                 self._outbox.put(self._begun)
-            self._outbox.close(_READ_WITHIN_S)
+            self._outbox.close(READ_WITHIN_S)
         super().close()
 
     def _write_out(self, text: str) -> None:
