@@ -187,7 +187,6 @@ def _after_rounds(clients: int, m: int) -> Iterator[Context]:
 
 
 def _published_means_s(clients: int) -> FloatArray:
-    """Mean latencies of the published fast and slow halves."""
     half = clients // 2
     k = np.arange(clients)
     fast = _TAU_MIN_S + (0.2 - _TAU_MIN_S) * (k + 1) / half

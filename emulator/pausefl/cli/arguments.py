@@ -91,7 +91,6 @@ def make_parser(functions: Mapping[str, Callable[[argparse.Namespace], None]]) -
 
 
 def _add_experiments(command: _AddCommand) -> None:
-    """Add the commands that play whole experiments."""
     sub = command("new", "begin a project: a commented experiment, policy, model, data set and test that run")
     sub.add_argument("folder", type=_folder, metavar="DIR", help="where the files go")
     sub.add_argument("--policy", metavar="NAME", help="the policy that it runs (default: the one in its own.py)")
@@ -139,7 +138,6 @@ def _add_experiments(command: _AddCommand) -> None:
 
 
 def _add_reproduce(command: _AddCommand) -> None:
-    """Add the command that plays published figures and tables."""
     sub = command("reproduce", "a published figure or table by name: its runs, its picture, published values in it")
     sub.add_argument("name", metavar="NAME", nargs="?", help="the figure or table (--list)")
     sub.add_argument("--list", action="store_true", help="every figure and table: what runs, and about how long here")
@@ -258,7 +256,6 @@ def _add_logs(command: _AddCommand) -> None:
 
 
 def _add_reading(sub: argparse.ArgumentParser) -> None:
-    """Add the options that say how to read a file of latencies."""
     named = "csv (default), ping, ripe-atlas, iperf3, prometheus, k6, locust, ndt, wondernetwork or fedscale"
     sub.add_argument("--format", default="csv", metavar="NAME", help=f"how the file is written: {named}")
     sub.add_argument("--column", metavar="NAME", help="the column of the latencies (default: seconds)")
@@ -273,7 +270,6 @@ def _add_reading(sub: argparse.ArgumentParser) -> None:
 
 
 def _add_tools(command: _AddCommand) -> None:
-    """Add the commands that check, measure and report."""
     sub = command("report", "write the figures and the report of finished runs again, also of a comparison or a sweep")
     sub.add_argument("run_dirs", nargs="+", metavar="DIR", help="a run, or the folder of a comparison or a sweep")
     sub.add_argument("--csv", action="store_true", help="also export every view of run.db to RUN_DIR/csv")

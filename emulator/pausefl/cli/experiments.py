@@ -66,7 +66,6 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _what_is_left(run_dir: Path, rounds: int) -> str:
-    """The work that is left after an interruption, in words."""
     if not (run_dir / "run.db").exists():
         return "no round was played"
     with suppress(ConfigError, OSError):  # there is no summary, or it is outdated

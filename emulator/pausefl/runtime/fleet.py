@@ -229,7 +229,6 @@ class Fleet:
                 report(event)
 
     def _next(self, events: "Connection[Any, Any]") -> ProgressEvent:
-        """The server's next event."""
         try:
             event: ProgressEvent = events.recv()
         except (EOFError, OSError):  # OSError: the server died while sending an event

@@ -61,7 +61,9 @@ def run_simulations(
     is a single simulation of the experiment's policy, see `run_simulation`. ConfigError if the folder holds other
     results, or if some policies are simulated by drifts and others by latencies.
     """
-    refuse_results_in(folder)
+    refuse_run_in(folder)
+    if any((folder / name).exists() for name in ("simulation.json", "simulations.json", CAMPAIGN_PLAN)):
+        raise ConfigError(f"{folder}: holds other results; choose another folder")  # its files would be replaced
     if not policies and seeds == 1:
         return run_simulation(experiment, rounds, folder)
     labels = labels_of(policies or [experiment.selection.policy]).items()
@@ -106,13 +108,6 @@ def _simulated(rounds: int, folder: Path, of: tuple[str, Experiment]) -> tuple[d
     own = folder / f"{policy.replace(':', '.')}-seed{variant.experiment.seed}"
     summary = run_simulation(variant, rounds, own, is_drawn=False)
     return {**summary, "policy": policy}, _read(own / "simulation.csv")
-
-
-def refuse_results_in(folder: Path) -> None:
-    """Raise ConfigError if the folder holds a simulation, a run or a campaign: its files would be replaced."""
-    refuse_run_in(folder)
-    if any((folder / name).exists() for name in ("simulation.json", "simulations.json", CAMPAIGN_PLAN)):
-        raise ConfigError(f"{folder}: holds other results; choose another folder")
 
 
 def in_words(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pausefl.experiment.experiment import Experiment, parse_experiment, with_values
+from pausefl.experiment.experiment import parse_experiment, with_values
 from pausefl.experiment.objects import as_toml
 from pausefl.experiment.server_records import check_policies
 from pausefl.experiment.toml_source import listed_values, parts_of_key
@@ -142,7 +142,9 @@ def _planned(plan: Plan) -> list[Planned]:
                 f"--set {key}: lists {len(values)} seeds beside --seeds {seeds}; leave one of the two out"
             )
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    experiments = [_at(plan.source, point) for point in points]
+    experiments = [parse_experiment(plan.source, point) for point in points]
+    for experiment in experiments:
+        check_policies(experiment)
     runs = []
     for i in range(seeds):
         for point, experiment in zip(points, experiments, strict=True):
@@ -150,12 +152,6 @@ def _planned(plan: Plan) -> list[Planned]:
             runs.append(Planned(_name(point, grid, seed), with_values(experiment, "experiment", seed=seed), point))
     check_named_once(runs)
     return runs
-
-
-def _at(source: str, point: Mapping[str, Any]) -> Experiment:
-    experiment = parse_experiment(source, point)
-    check_policies(experiment)
-    return experiment
 
 
 def _name(point: Mapping[str, Any], grid: Grid, seed: int) -> str:

@@ -218,6 +218,5 @@ def _summary(
 
 
 def _weights(genie: Genie) -> dict[str, Any]:
-    """The genie's weights, which define reward and regret."""
     names = ("alpha", "gamma", "beta", "zeta", "reward", *(("rho", "clusters") if genie.reward == "R2" else ()))
     return {name: getattr(genie, name) for name in names}
