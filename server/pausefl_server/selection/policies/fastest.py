@@ -1,7 +1,7 @@
 """Fastest in expectation: chooses the m clients of least mean latency, which is known in advance."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,9 +13,7 @@ from pausefl_server.selection.terms import rows_in_tie_order
 class Fastest(Policy):
     """Chooses the m eligible clients with the least E[τ_k]: PAUSE's baseline that ignores leakage and data."""
 
-    @property
-    def needs_oracle(self) -> bool:
-        return True
+    needs_oracle: ClassVar[bool] = True
 
     def select(self, state: Any, context: Context) -> Selection:
         """The m fastest eligible clients: the same in every round while these are eligible."""

@@ -1,6 +1,7 @@
 """The genie: PAUSE's choice if the latency laws are known (PAUSE v2, eq. (10))."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,9 +19,7 @@ class Genie(Pause):
     The genie need not explore. So unseen clients have no precedence, and ζ, discount and window have no effect.
     """
 
-    @property
-    def needs_oracle(self) -> bool:
-        return True
+    needs_oracle: ClassVar[bool] = True
 
     def choice(self, state: Recent | None, context: Context) -> Choice:
         return self._among(state, context, rows_in_tie_order(context))
