@@ -191,7 +191,9 @@ class ClientTable:
         self.measured[rows] += 1
         self.least_latency_s[rows] = np.minimum(self.least_latency_s[rows], latency_s)
         if self.tau_min_s is None:
-            self.estimated_tau_min_s = _estimated_tau_min_s(self.least_latency_s[np.isfinite(self.least_latency_s)])
+            least_s = np.sort(self.least_latency_s[np.isfinite(self.least_latency_s)])
+            last = len(least_s) - 1
+            self.estimated_tau_min_s = float(max(least_s[int(0.05 * last)], 0.1 * least_s[last // 2]))
         tau_min_s = self.effective_tau_min_s
         self.clamped[rows] += latency_s < tau_min_s * (1 - _ROUNDING)
         self.inverse_latency_sum[rows] += 1.0 / np.maximum(latency_s, tau_min_s)
@@ -269,10 +271,3 @@ def only_labels(statistics: Mapping[str, float]) -> dict[str, float]:
 _COLUMNS: dict[str, NDArray[Any]] = {
     column.name: column.metadata["row"] for column in fields(ClientTable) if column.metadata
 }
-
-
-def _estimated_tau_min_s(least_latency_s: FloatArray) -> float:
-    """τ_min estimated from n ≥ 1 clients' own least latencies."""
-    ordered = np.sort(least_latency_s)
-    last = len(ordered) - 1
-    return float(max(ordered[int(0.05 * last)], 0.1 * ordered[last // 2]))

@@ -8,18 +8,18 @@ from pausefl_proto.budget import Budget, Release
 from pausefl_proto.errors import DamageError, WireError
 from pausefl_proto.foreign_text import shown
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import Assembler, Vector, decode, encode
+from pausefl_proto.wire import Assembler, decode, encode
 from pausefl_server.actor import Actor
 from pausefl_server.connections.exchange import Exchange
 from pausefl_server.connections.rate_limit import ClientRateLimit
 from pausefl_server.connections.reported_values import (
     LONGEST_TEXT,
-    check_update,
     durations_of,
     host_of,
     loss_of,
     release_of,
     statistics_of,
+    update_of,
 )
 from pausefl_server.pings import Ping
 from pausefl_server.rounds.messages import Dispatch, Order, Refusal, RefusalKind, Update
@@ -113,7 +113,11 @@ class ClientActor(Actor[_Message]):
         match message:
             case Dispatch():
                 if self._exchange is not None and self._exchange.job.key in self._withdrawn:
-                    self._keep_late(self._exchange)
+                    # It may be answered meanwhile, but is never sent again: its model is not kept.
+                    self._exchange.job = replace(self._exchange.job, messages=())
+                    self._late[self._exchange.job.key] = self._exchange
+                    if len(self._late) > _MOST_LATE:
+                        del self._late[min(self._late)]
                 self._exchange = Exchange(message, self._clock(), 0)
                 self._pinged_s = None  # its answer would come after the job, and measure that
                 self._last_job = message.key
@@ -175,16 +179,12 @@ class ClientActor(Actor[_Message]):
                     self.may_return = False
                     return shown(message.goodbye.reason, LONGEST_TEXT)
                 case "pong":
-                    await self._take_pong(message.pong.nonce, arrived_s)
+                    if message.pong.nonce == self._nonce and self._pinged_s is not None:  # else of an earlier ping
+                        ping_s, self._pinged_s = arrived_s - self._pinged_s, None
+                        await self._coordinator.tell(Ping(self.client_id, ping_s))
                 case kind:
                     raise DamageError(f"sent an unexpected message ({kind})")
         return "its stream ended"
-
-    async def _take_pong(self, nonce: int, arrived_s: float) -> None:
-        """Measure the ping that is under way; ignore other answers."""
-        if nonce == self._nonce and self._pinged_s is not None:
-            ping_s, self._pinged_s = arrived_s - self._pinged_s, None
-            await self._coordinator.tell(Ping(self.client_id, ping_s))
 
     async def _take_result(self, result: pb.Result, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
         exchange, answered = self._exchange, (result.round, result.attempt)
@@ -222,16 +222,6 @@ class ClientActor(Actor[_Message]):
             self._exchange = None
         self._late.pop(job, None)
         self._withdrawn.discard(job)
-
-    def _keep_late(self, exchange: Exchange) -> None:
-        """Remember a withdrawn job while the next one is under way; at most a few if the client answers none.
-
-        The job is never sent again, so its model is not kept.
-        """
-        exchange.job = replace(exchange.job, messages=())
-        self._late[exchange.job.key] = exchange
-        if len(self._late) > _MOST_LATE:
-            del self._late[min(self._late)]
 
     async def _take_frame(self, frame: pb.Frame, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
         exchange = self._receiving
@@ -275,7 +265,7 @@ class ClientActor(Actor[_Message]):
             timing = exchange.timing(durations_of(result), arrived_s, server_host)
             host, statistics = host_of(result), statistics_of(result)
             is_quick = self._settings.manifest.size * 4 <= _INLINE_BYTES
-            vector = await off_loop(is_quick, self._checked, frames, release)
+            vector = await off_loop(is_quick, update_of, frames, release.epsilon, self._settings)
         except DamageError:
             raise
         except WireError as error:
@@ -303,11 +293,6 @@ class ClientActor(Actor[_Message]):
             )
         )
         self._end(exchange.job.key)  # not earlier: if the stream breaks meanwhile, the round trip continues
-
-    def _checked(self, frames: Assembler, release: Release) -> Vector:
-        vector = frames.finish(check_finite=True)
-        check_update(vector, release.epsilon, self._settings)  # the coordinator compares ε with the schedule
-        return vector
 
     async def _reject(self, reason: str, job: tuple[int, int], release: Release, *, is_counted: bool = True) -> None:
         """Tell the coordinator that an answer to this job is rejected. AbuseError if that happens too often."""

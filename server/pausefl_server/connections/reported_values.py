@@ -8,7 +8,7 @@ from pausefl_proto.budget import Release
 from pausefl_proto.errors import WireError
 from pausefl_proto.foreign_text import shown
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import MAX_STATISTICS, Vector
+from pausefl_proto.wire import MAX_STATISTICS, Assembler, Vector
 from pausefl_server.clients import GREATEST_STATED
 from pausefl_server.settings import ServerSettings
 
@@ -21,14 +21,16 @@ _LONGEST_NAME = 64
 _host_values = attrgetter(*(f.name for f in fields(HostReport)))
 
 
-def check_update(vector: Vector, epsilon: float, settings: ServerSettings) -> None:
-    """Raise WireError if clipping and noise at `epsilon` > 0 cannot have made this update, or a variance is < 0."""
+def update_of(frames: Assembler, epsilon: float, settings: ServerSettings) -> Vector:
+    """The update; WireError if clipping and noise at `epsilon` > 0 cannot have made it, or a variance is < 0."""
+    vector = frames.finish(check_finite=True)
     d, bound = settings.manifest.charged.size, settings.privacy.norm_bound if settings.privacy else None
     if bound is not None and epsilon > 0:
         bound.check(vector[:d], epsilon, settings.encoding)
     for name, values in settings.manifest.statistics.split(vector[d:]).items():
         if name.endswith("running_var") and values.min(initial=0.0) < 0:
             raise WireError(f"has a negative variance in {name}")
+    return vector
 
 
 def release_of(result: pb.Result) -> Release:

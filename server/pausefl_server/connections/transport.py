@@ -85,11 +85,6 @@ def _limits(most_clients: int, hello_timeout_s: float) -> tuple[tuple[str, int],
 
 def _peer(context: "grpc.aio.ServicerContext[bytes, bytes]") -> PeerIdentity:
     names = context.auth_context().get("x509_subject_alternative_name", ())
-    return PeerIdentity(context.peer(), tuple(name.decode("utf-8", "replace") for name in names), _token(context))
-
-
-def _token(context: "grpc.aio.ServicerContext[bytes, bytes]") -> str:
-    for key, value in context.invocation_metadata() or ():
-        if key == "authorization" and isinstance(value, str):
-            return value.removeprefix("Bearer ")
-    return ""
+    shown = (value for key, value in context.invocation_metadata() or () if key == "authorization")
+    token = next((value.removeprefix("Bearer ") for value in shown if isinstance(value, str)), "")
+    return PeerIdentity(context.peer(), tuple(name.decode("utf-8", "replace") for name in names), token)

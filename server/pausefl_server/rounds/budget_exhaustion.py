@@ -60,10 +60,6 @@ def rounds_left(left: IntArray, chosen: IntArray, m: int, answers: float = 0.0) 
         return 0
     weights = chosen + 1.0
     end = np.partition(left / weights, left.size - m)[left.size - m]
-    return min(int(np.minimum(left, weights * end).sum() / max(m, answers)), _most_rounds(left, m))
-
-
-def _most_rounds(left: IntArray, m: int) -> int:
-    """The greatest T with Σ min(left_k, T) ≥ m T. No smaller T fails, as the sum is concave in T."""
-    possible = range(1, int(left.sum()) // m + 1)
-    return bisect_left(possible, True, key=lambda rounds: bool(np.minimum(left, rounds).sum() < m * rounds))
+    possible = range(1, int(left.sum()) // m + 1)  # no T below the greatest fails, as the sum is concave in T
+    most = bisect_left(possible, True, key=lambda rounds: bool(np.minimum(left, rounds).sum() < m * rounds))
+    return min(int(np.minimum(left, weights * end).sum() / max(m, answers)), most)

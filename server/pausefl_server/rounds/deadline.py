@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_proto.arrays import IntArray
 from pausefl_server.clients import ClientTable
 from pausefl_server.settings import ServerSettings
 
@@ -32,7 +32,10 @@ def round_timeout_s(settings: ServerSettings, table: ClientTable, rows: IntArray
     if settings.round_timeout_s is not None:
         return settings.round_timeout_s
     stretch = max(1.0, settings.time_scale)
-    expected_s = FACTOR * _upper_quantile(table.recent_round_trips_s[rows])
+    # Q_k is the smallest round trip that at least QUANTILE of the client's known ones do not exceed; NaN without any.
+    ordered_s = np.sort(table.recent_round_trips_s[rows], axis=1)  # NaN is sorted last
+    place = np.ceil(QUANTILE * (~np.isnan(ordered_s)).sum(axis=1)).astype(np.int64) - 1
+    expected_s = FACTOR * ordered_s[np.arange(len(rows)), np.maximum(place, 0)]
     is_unseen = np.isnan(expected_s) | (table.misses_in_a_row[rows] > 0)
     expected_s = np.where(is_unseen, np.fmax(expected_s, UNSEEN_S * stretch), expected_s)
     deadline_s = RETRY_FACTOR ** min(failed_attempts, _MOST_RETRIES) * max(LEAST_S, float(expected_s.max()))
@@ -70,11 +73,3 @@ def answers_needed(asked: int, m: int, spare: int, quorum: float) -> int:
     instance newcomers, their answers are needed as well. `quorum`, in (0, 1], is the share of these that is enough.
     """
     return max(1, min(asked, math.ceil(quorum * max(m, asked - spare) - 1e-9)))
-
-
-def _upper_quantile(values: FloatArray) -> FloatArray:
-    """The smallest value of each row that at least QUANTILE of its known values do not exceed; NaN without any."""
-    ordered, known = np.sort(values, axis=1), (~np.isnan(values)).sum(axis=1)  # NaN is sorted last
-    place = np.maximum(np.ceil(QUANTILE * known).astype(np.int64) - 1, 0)
-    found: FloatArray = ordered[np.arange(len(ordered)), place]
-    return found

@@ -82,8 +82,11 @@ def anneal_additive(
     if len(start) == len(ucb):  # one set, no neighbours
         return np.sort(start), 0
     chain = chain_of(ucb, start, axes, seed)
-    counts = held + np.bincount(cluster[start], minlength=len(held))
-    energy = np.full(2, ucb[start].min() + _additive_value(value, start, cluster, marginal, held))
+    counts, total = held.copy(), float(value[start].sum())
+    for c in cluster[start]:
+        total -= marginal[min(counts[c], len(marginal) - 1)]
+        counts[c] += 1
+    energy = np.full(2, ucb[start].min() + total)
     best = start.copy()
     time_is_up, done = cooling.deadline(clock), 0
     while done < cooling.steps and not time_is_up():
@@ -142,16 +145,6 @@ def warm_up() -> None:
     ucb, rows = np.array([1.0, 2.0, 3.0]), np.array([0, 1])
     cluster, cooling = np.zeros(3, np.int64), Cooling(1.0, 2)
     anneal_additive(ucb, ucb, rows, (ucb,), cooling, 0, None, cluster, np.zeros(1), np.zeros(1, np.int64))
-
-
-def _additive_value(
-    value: FloatArray, rows: IntArray, cluster: IntArray, marginal: FloatArray, held: IntArray
-) -> float:
-    counts, total = held.copy(), float(value[rows].sum())
-    for c in cluster[rows]:
-        total -= marginal[min(counts[c], len(marginal) - 1)]
-        counts[c] += 1
-    return total
 
 
 @compiled

@@ -30,20 +30,13 @@ def factory_named(name: str) -> Factory:
     if ":" not in name:
         raise ValueError('must be "mean", "label_diversity" or "package.module:factory"')
     found = imported(name)
-    if not _takes_two(found):
-        raise ValueError("must be callable as factory(context, rows)")
-    return cast(Factory, found)
-
-
-def _takes_two(found: Any) -> bool:
-    """Whether `found` can be called with two arguments. True where its signature is unknown."""
     try:
         inspect.signature(found).bind(None, None)
     except TypeError:
-        return False
+        raise ValueError("must be callable as factory(context, rows)") from None
     except ValueError:  # some callables written in C have no signature
         pass
-    return True
+    return cast(Factory, found)
 
 
 def made(name: str, context: Context, rows: IntArray) -> SetValue:

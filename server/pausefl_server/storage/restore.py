@@ -53,12 +53,16 @@ def restore(
         store.go_back_to(begun, optimizer_state, is_private=settings.budget is not None)
     if begun == 0:
         checkpoint.save(0, theta_0)
-        _note_initial(store, digest(theta_0))
+        if (known := store.meta("initial_digest")) not in (None, initial := digest(theta_0)):
+            raise ConfigError(f"this run directory was begun with another initial_digest ({known}, now {initial})")
+        store.set_meta("initial_digest", initial)
     log = log.up_to(begun)
     fresh = RunState.start(policy, settings.seed, tau_min_s=settings.tau_min_s, examples_max=settings.examples_max)
     state = replay(fresh, log, after_each, unfinished=store.failed_attempts())
     late = store.late_events()
-    at_work = _at_work(state, late)
+    with_late = replace(state, table=ClientTable(), at_work=dict(state.at_work))
+    with_late.before_round(begun + 1, late)
+    at_work = with_late.at_work  # by client, the last job of which no asynchronous step has used the answer
     jobs = {number: given for number, _ in at_work.values() if (given := models.theta(number - 1)) is not None}
     if any(event.kind == "joined" for event in late):
         store.keep_first_hellos()
@@ -176,23 +180,10 @@ def _listed(models: StoredModels) -> str:
     return ", ".join(map(str, models.rounds()))
 
 
-def _note_initial(store: Store, model_digest: str) -> None:
-    if (known := store.meta("initial_digest")) not in (None, model_digest):
-        raise ConfigError(f"this run directory was begun with another initial_digest ({known}, now {model_digest})")
-    store.set_meta("initial_digest", model_digest)
-
-
 def _connected(state: RunState, late: list[LogEvent]) -> list[str]:
     table = state.table
     connected = {table.ids[row] for row in table.connected.nonzero()[0]}
     return sorted(connected | {event.client_id for event in late if event.kind == "joined"})
-
-
-def _at_work(state: RunState, late: list[LogEvent]) -> dict[str, tuple[int, int]]:
-    """Client -> round and attempt of its last job, if no asynchronous step has used the answer to it."""
-    state = replace(state, table=ClientTable(), at_work=dict(state.at_work))
-    state.before_round(state.round + 1, late)
-    return state.at_work
 
 
 def _owed(

@@ -34,9 +34,11 @@ def verify_log(path: Path, commits: int) -> None:
         (held,) = database.execute("PRAGMA user_version").fetchone()
         if held < commits:
             raise unusable_log(path, f"its last {commits - held} commits, which stood in {path.name}-wal, are lost")
-        if not _is_readable(database):
-            return  # empty, or of another program or version: opening it will raise the error
-        check_seals(path, database)
+        has_seals = database.execute("SELECT 1 FROM sqlite_schema WHERE name = 'seals'").fetchone() is not None
+        version = "SELECT value FROM meta WHERE key = 'schema_version'"
+        # Else it is empty, or of another program or version: opening it will raise the error.
+        if has_seals and database.execute(version).fetchone() == (str(SCHEMA_VERSION),):
+            check_seals(path, database)
 
 
 def check_seals(path: Path, database: sqlite3.Connection) -> None:
@@ -62,14 +64,6 @@ def seal_of(database: sqlite3.Connection, subject: str) -> str:
     else:
         return "of a table that is not sealed"
     return hashlib.sha256(repr(rows).encode()).hexdigest()
-
-
-def _is_readable(database: sqlite3.Connection) -> bool:
-    """Whether the database is a log of this version."""
-    if database.execute("SELECT 1 FROM sqlite_schema WHERE name = 'seals'").fetchone() is None:
-        return False
-    version = database.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
-    return bool(version == (str(SCHEMA_VERSION),))
 
 
 def unusable_log(path: Path, reason: object) -> ConfigError:

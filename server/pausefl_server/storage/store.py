@@ -257,7 +257,12 @@ class Store:
             (round,),
         ).fetchall()
         corrections = [LogEvent("reconciled", c, "its round was taken back", 0, s, i) for c, s, i in spent]
-        told = self._told_in(round, last_attempt, is_private=is_private)
+        told = []  # the events of its attempts, in order, without its answers
+        for attempt in (*range(1, last_attempt + 1), 0):  # 0: events that no attempt knows of yet
+            events = self._db.execute(SELECT_EVENTS, (round, attempt))
+            told += [LogEvent(*event) for event in events.fetchall()]
+            missed = self._db.execute(_SELECT_STILL_AT_WORK, (round, attempt)).fetchall() if is_private else []
+            told += [unsettled(client_id, round, attempt) for (client_id,) in missed]
         self._db.execute("DELETE FROM events WHERE round = ?", (round,))
         self._insert_events(round, 0, [*told, *corrections])
         for table in ("observations", "misses", "evaluations", "failed_attempts", "rounds"):
@@ -286,16 +291,6 @@ class Store:
             self._insert_events(last, 0, [LogEvent("unsettled", c, "may have released in the end") for c in clients])
         for changed in {last, *(changed for changed, _ in later)} if later else ():
             self._seal(f"round {changed}")
-
-    def _told_in(self, round: int, last_attempt: int, *, is_private: bool) -> list[LogEvent]:
-        """The events of a round's attempts to keep when it is taken back, in order, without its answers."""
-        told = []
-        for attempt in (*range(1, last_attempt + 1), 0):  # 0: events that no attempt knows of yet
-            events = self._db.execute(SELECT_EVENTS, (round, attempt))
-            told += [LogEvent(*event) for event in events.fetchall()]
-            missed = self._db.execute(_SELECT_STILL_AT_WORK, (round, attempt)).fetchall() if is_private else []
-            told += [unsettled(client_id, round, attempt) for (client_id,) in missed]
-        return told
 
     def _set_meta(self, key: str, value: str) -> None:
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
