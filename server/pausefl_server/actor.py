@@ -92,7 +92,15 @@ class Actor(ABC, Generic[Message]):
     async def pump(self, timeout_s: float | None = None) -> bool:
         """Wait for a message and handle it; False when none came within `timeout_s` or the actor was stopped."""
         if not self._mailbox and not self.stopped:
-            await self._wait_for_message(timeout_s)
+            loop = asyncio.get_running_loop()
+            self._idle = loop.create_future()
+            timer = None if timeout_s is None else loop.call_later(timeout_s, _wake, self._idle)
+            try:
+                await self._idle
+            finally:
+                self._idle = None
+                if timer is not None:
+                    timer.cancel()
         if not self._mailbox or self.stopped:
             return False
         await self._handle_next()
@@ -129,18 +137,6 @@ class Actor(ABC, Generic[Message]):
                 reply.set_result(answer)
         finally:
             self._began_s = None
-
-    async def _wait_for_message(self, timeout_s: float | None) -> None:
-        """Return when a message has come, the actor is stopped, or `timeout_s` has passed."""
-        loop = asyncio.get_running_loop()
-        self._idle = loop.create_future()
-        timer = None if timeout_s is None else loop.call_later(timeout_s, _wake, self._idle)
-        try:
-            await self._idle
-        finally:
-            self._idle = None
-            if timer is not None:
-                timer.cancel()
 
     def _let_next_in(self) -> None:
         """Wake the sender that has waited longest, if the mailbox has room."""

@@ -43,7 +43,15 @@ class FederationServer:
         self._tls = endpoints.tls
         self._handler = handler
         self._offer = encode(pb.ExperimentOffer(experiment=endpoints.offer, run_id=endpoints.run_id))
-        self._server = make_server(endpoints.dead_after_s, _limits(most_clients, endpoints.hello_timeout_s))
+        timeout_ms = int(endpoints.hello_timeout_s * 1000)
+        limits = (
+            # A process of many clients has one connection for all. Some connections may be left from before a restart.
+            ("grpc.max_allowed_incoming_connections", 2 * most_clients + 64),
+            ("grpc.max_concurrent_streams", most_clients + 16),
+            ("grpc.server_handshake_timeout_ms", timeout_ms),
+            ("grpc.max_connection_idle_ms", timeout_ms),
+        )
+        self._server = make_server(endpoints.dead_after_s, limits)
         join: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._join)
         # This is a stream too: gRPC reads a unary call's request, without a time limit, before the handler can refuse.
         show: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._show_offer)
@@ -69,18 +77,6 @@ class FederationServer:
 
     async def _join(self, _: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         await self._handler.handle(GrpcStreamToClient(context), _peer(context))
-
-
-def _limits(most_clients: int, hello_timeout_s: float) -> tuple[tuple[str, int], ...]:
-    """gRPC options that limit connections: their number, their streams, and the time of handshakes and idling."""
-    timeout_ms = int(hello_timeout_s * 1000)
-    return (
-        # A process of many clients has one connection for all. Some connections may be left from before a restart.
-        ("grpc.max_allowed_incoming_connections", 2 * most_clients + 64),
-        ("grpc.max_concurrent_streams", most_clients + 16),
-        ("grpc.server_handshake_timeout_ms", timeout_ms),
-        ("grpc.max_connection_idle_ms", timeout_ms),
-    )
 
 
 def _peer(context: "grpc.aio.ServicerContext[bytes, bytes]") -> PeerIdentity:

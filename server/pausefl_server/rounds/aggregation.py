@@ -53,7 +53,11 @@ def aggregate(
     `late` updates, each with its weight, come last. No policy inspects them.
     """
     admitted, observations = _inspect(step, state, model.model_size)
-    updates = [_weighted(step, draw, state, settings) for draw in admitted]
+    updates = []
+    for draw in admitted:
+        vector, base = step.updates[draw.client_id].vector, step.jobs[draw.client_id].job.theta
+        weight = step.weight(draw, state.table)
+        updates.append(WeightedUpdate(draw.client_id, vector, weight, step.number - draw.round, base))
     updates += [WeightedUpdate(u.client_id, u.vector, weight, step.number - u.round) for u, weight in late]
     updates = [discounted(update, settings.asynchronous, model) for update in updates]
     found: dict[int, str] = {}
@@ -85,13 +89,6 @@ def aggregate(
         optimizer = TierModels(steps.concurrency // steps.buffer, tier)
     model = model.updated(vectors, shares, settings.aggregation, optimizer, clients=clients)
     return AggregatedRound(model, observations, (*events, *capped, *fates))
-
-
-def _weighted(step: OpenStep, draw: Draw, state: RunState, settings: ServerSettings) -> WeightedUpdate:
-    """The update of a drawn client, with this draw's weight."""
-    base = step.jobs[draw.client_id].job.theta if settings.mixes_models else None
-    vector, weight = step.updates[draw.client_id].vector, step.weight(draw, state.table)
-    return WeightedUpdate(draw.client_id, vector, weight, step.number - draw.round, base)
 
 
 def discounted(update: WeightedUpdate, steps: Asynchronous, model: GlobalModel) -> WeightedUpdate:

@@ -86,7 +86,9 @@ class PendingEvents:
             self._events[kind, client_id, int(("joined", client_id, 0) in self._events)] = event
         # A "reconciled" settles the "unsettled" before it, so it is not merged into one that stands before that.
         elif kind in _MERGED and last is not None and (kind != "reconciled" or owed is None or owed < last):
-            self._merge((kind, client_id, last), event)
+            kept = self._events[kind, client_id, last]
+            most = max((kept, event), key=lambda e: e.released)
+            self._events[kind, client_id, last] = replace(most, detail=kept.detail, count=kept.count + event.count)
         else:
             if kind == "unsettled" and last is not None and self._events[kind, client_id, last].detail == event.detail:
                 del self._events[kind, client_id, last]  # the same job: only events after the new one can settle it
@@ -105,11 +107,3 @@ class PendingEvents:
                 del self._events[key]
         self._events.pop(("left", event.client_id, 1), None)
         self._events["joined", event.client_id, 0] = event
-
-    def _merge(self, key: tuple[EventKind, str, int], event: LogEvent) -> None:
-        """Merge an event into an earlier one: counts are added, and the greater release is kept."""
-        kept = self._events[key]
-        greater = max((kept, event), key=lambda e: e.released)
-        self._events[key] = replace(
-            kept, count=kept.count + event.count, released=greater.released, epsilon_spent=greater.epsilon_spent
-        )

@@ -45,7 +45,11 @@ def restore(
         begun = last - 1  # a crash while the last model was written
         found = models.find(begun, is_torn=True)
     if found is None:
-        raise ConfigError(_nothing_left(last, models, store))
+        raise ConfigError(
+            f"checkpoints: the models of rounds {last - 1} and {last}, which the log ends with, are missing or damaged:"
+            f" restore slot-0.f32 and slot-1.f32, or go on by --back-to ROUND, one of {_listed(models)}"
+            f" ({cost(store, models.rounds()[0])})"
+        )
     theta, optimizer_state = found
     if begun < last:
         say(cost(store, begun))
@@ -165,15 +169,6 @@ def _checked(back_to: int, last: int, models: StoredModels) -> int:
         kept = f"those of rounds {_listed(models)} are (server.checkpoint_every)"
         raise ConfigError(f"back to round {back_to}: its model is not there; {kept}")
     return back_to
-
-
-def _nothing_left(last: int, models: StoredModels, store: Store) -> str:
-    newest = models.rounds()[0]
-    return (
-        f"checkpoints: the models of rounds {last - 1} and {last}, which the log ends with, are missing or damaged:"
-        f" restore slot-0.f32 and slot-1.f32, or go on by --back-to ROUND, one of {_listed(models)}"
-        f" ({cost(store, newest)})"
-    )
 
 
 def _listed(models: StoredModels) -> str:
