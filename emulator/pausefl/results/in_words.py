@@ -37,7 +37,7 @@ def costs(s: Mapping[str, Any]) -> Iterator[Fact]:
         yield "staleness", f"{staleness['mean']:.1f} steps", f"of an update on average, {staleness['max']:.0f} at most"
     yield from _missed(s, unit)
     if s["clamped_latencies"]:
-        note = f"of τ_min, {number(s['tau_min_s'])} {unit} at the end: equally fast"
+        note = f"they count as equally fast; τ_min is {number(s['tau_min_s'])} {unit} at the end"
         yield "latencies below τ_min", str(s["clamped_latencies"]), note
     for client_id, cuts in (s["capped"] or {}).items():
         details = ", ".join(f"{what}: {count:,}" for what, count in cuts.items())
