@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from pausefl_process.events import Finished, MetricsServed, Outcome, Preparing, Ready, Report
 from pausefl_process.exposition import exposition
+from pausefl_process.health import health_routes
 from pausefl_process.host_monitor import Clock, HostMonitor, HostWatch
 from pausefl_process.http_server import Route, WebServer
 from pausefl_proto.errors import PauseflError
@@ -23,11 +24,9 @@ from pausefl_server.connections.endpoints import Endpoints
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.interruption import Interruption, interruptible
-from pausefl_server.monitoring.leak_check import count_held, left_over
 from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.monitoring.observer import Observers
 from pausefl_server.monitoring.page import LivePage
-from pausefl_server.monitoring.probes import server_probes
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import Evaluation
@@ -51,6 +50,9 @@ from pausefl_server.storage.restore import StoredModels, restore
 from pausefl_server.storage.store import Store
 from pausefl_server.storage.store_actor import StoreActor
 
+# A commit usually takes milliseconds. A run cannot go on with a disk that is slower than this.
+_WRITES_WITHIN_S = 10.0
+_LOOK_EVERY_S = 0.02
 _GOODBYE_GRACE_S = 5.0
 # If the run was asked to end: the same grace, and how long the last evaluations may take.
 _HASTY_GOODBYE_GRACE_S = 2.0
@@ -312,3 +314,45 @@ def _run_id(store: Store, name: str) -> str:
     run_id = store.meta("run_id") or f"{name}-{secrets.token_hex(8)}"
     store.set_meta("run_id", run_id)
     return run_id
+
+
+def server_probes(
+    telemetry: Telemetry, write_s: Callable[[], float], is_draining: Callable[[], bool]
+) -> dict[str, Route]:
+    """The routes `/healthz` and `/readyz`. `write_s` returns how long the current write has taken so far.
+
+    A server is healthy while its event loop runs and the store writes. It is ready from its first round to its last,
+    while a client is connected and the run has not been asked to end.
+    """
+
+    def trouble() -> str:
+        taken_s = write_s()
+        return f"a write takes {taken_s:.0f} s so far" if taken_s > _WRITES_WITHIN_S else ""
+
+    def not_ready() -> str:
+        now = telemetry.now
+        if is_draining():
+            return "the run was asked to end"
+        if now.status != "running":
+            return f"{now.status} ({now.connected} connected)"
+        return "" if now.connected else "no client is connected"
+
+    return health_routes(asyncio.get_running_loop(), trouble, not_ready)
+
+
+def count_held() -> dict[str, int]:
+    """The number of this event loop's tasks, and of the process's open descriptors (0 without /proc)."""
+    listed = Path("/proc/self/fd")
+    descriptors = sum(1 for _ in listed.iterdir()) if listed.exists() else 0
+    return {"tasks": len(asyncio.all_tasks()), "descriptors": descriptors}
+
+
+async def left_over(before: Mapping[str, int], patience_s: float) -> dict[str, int]:
+    """The number of tasks and descriptors beyond `before`. Waits up to `patience_s` for them to close."""
+    clock = asyncio.get_running_loop().time
+    deadline_s = clock() + patience_s
+    while True:
+        left = {what: max(0, count - before[what]) for what, count in count_held().items()}
+        if not any(left.values()) or clock() > deadline_s:
+            return left
+        await asyncio.sleep(_LOOK_EVERY_S)
