@@ -89,8 +89,7 @@ def _played(overrides: tuple[str, ...], rounds: int, clock: str) -> list[RoundRe
 def compared(real: list[RoundRecord], virtual: list[RoundRecord], exchange_s: float) -> dict[str, Any]:
     """The differences between two logs of one experiment. Exchanges are matched by round and client.
 
-    `exchange_s` is the time of an exchange without delays. The error of a latency is the residual minus that time, as
-    in `pausefl bench fidelity`.
+    `exchange_s` is the time of an exchange without delays. The error of a latency is the residual minus that time.
     """
     pairs = _pairs(real, virtual)
     residuals_ms = 1e3 * _residuals_s(pairs)
