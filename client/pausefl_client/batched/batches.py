@@ -35,7 +35,8 @@ class RoundBatches:
 
     def sizes(self, step: int, learning: int) -> list[int]:
         """The number of examples that each of the first `learning` learners has in a step."""
-        return [*map(int, self._sizes[:learning, step])]
+        sizes: list[int] = self._sizes[:learning, step].tolist()
+        return sizes
 
     def at(self, step: int, sizes: Sequence[int], least: int) -> Batch:
         """The examples of the first k = len(sizes) learners in a step, (k, n, *shape), valid until the next call.

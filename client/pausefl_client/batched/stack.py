@@ -67,7 +67,10 @@ class ModelStack:
         """For each model, its parameters, each with the view that holds its gradient."""
 
     def begin(self, theta: torch.Tensor, states: Sequence[JoinedStates], rate: float | None) -> None:
-        """Set the first len(states) models to θ, (d,), their optimizer's states to copies of `states`, and its rate."""
+        """Set the first len(states) models to θ, (d,), and the optimizer's states to copies of `states`.
+
+        `rate` is the learning rate. None: that of the settings.
+        """
         used = len(states)
         self.values[:used] = theta
         (group,) = self._optimizer.param_groups

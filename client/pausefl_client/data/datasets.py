@@ -182,7 +182,7 @@ def _load_digits(seed: int) -> Dataset:
     table = table[generator(seed, "digits").permutation(len(table))]  # it is sorted by writer
     images = (table[:, :64] * 255 // 16).astype(np.uint8).reshape(-1, 1, 8, 8)
     everything = Examples(images, table[:, 64].astype(np.int64))
-    splits = np.split(np.arange(len(table)), [-300 - 297, -300])
+    splits = np.split(np.arange(len(table)), [-300 - 297, -300])  # the test's 300, before them validation's
     train, validation, test = map(everything.take, splits)
     return Dataset("digits", train, validation, test, classes=10)
 

@@ -60,7 +60,11 @@ class Releaser:
         return self._privacy.ledger if self._privacy else None
 
     def recall(self, key: ReleaseKey) -> Released | None:
-        """What `key` released before a crash; None if it may be released anew. Else BudgetError or WrittenOff."""
+        """The bytes that were released for `key` before a crash. None if the client may train and release anew.
+
+        BudgetError if the budget allows no new release. WrittenOff if `key` was answered but its bytes are gone: an
+        answer with new noise would leak the same update again.
+        """
         if self._privacy is None:
             return None
         ledger = self._privacy.ledger

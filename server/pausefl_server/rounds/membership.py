@@ -31,7 +31,8 @@ class Membership:
         self._jobs: Counter[str] = Counter()  # how many jobs each client was handed
         self._last_jobs: dict[str, tuple[int, int]] = {}  # round and attempt of each client's last unanswered job
         self._expected: frozenset[str] = frozenset()  # the clients expected at the last roll call
-        self._expected_before: frozenset[str] = frozenset()  # those expected at the one before
+        self._coming: frozenset[str] = frozenset()  # those that it newly expected
+        self._going: frozenset[str] = frozenset()  # those that it no longer expected
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -83,8 +84,7 @@ class Membership:
             return None
         del self._peers[client_id]
         self._ping_schedule.leave(client_id)
-        if client_id in self._expected_before - self._expected:
-            reason = "it is away now, as its availability says"
+        reason = "it is away now, as its availability says" if client_id in self._going else reason
         self._observer.departed(client_id, reason, len(self._peers), round)
         return LogEvent("left", client_id, reason)
 
@@ -136,13 +136,13 @@ class Membership:
         """Find out which clients should come or go with `round`; False if none should."""
         if self._settings.expected is None:
             return False
-        self._expected_before, self._expected = self._expected, self._settings.expected(round)
-        return self._expected != self._expected_before
+        before, self._expected = self._expected, self._settings.expected(round)
+        self._coming, self._going = self._expected - before, before - self._expected
+        return bool(self._coming or self._going)
 
     def late(self) -> frozenset[str]:
         """The clients that should have come or gone since the last roll call, and have not."""
-        before, now, connected = self._expected_before, self._expected, self._peers.keys()
-        return (now - before - connected) | ((before - now) & connected)
+        return (self._coming - self._peers.keys()) | (self._going & self._peers.keys())
 
     def can_select(self, retired: Collection[str]) -> bool:
         """Whether a connected client may still be chosen. `retired` clients, still active in the table, may not."""
