@@ -57,7 +57,8 @@ def restore(
         store.go_back_to(begun, optimizer_state, is_private=settings.budget is not None)
     if begun == 0:
         checkpoint.save(0, theta_0)
-        if (known := store.meta("initial_digest")) not in (None, initial := digest(theta_0)):
+        initial, known = digest(theta_0), store.meta("initial_digest")
+        if known not in (None, initial):
             raise ConfigError(f"this run directory was begun with another initial_digest ({known}, now {initial})")
         store.set_meta("initial_digest", initial)
     log = log.up_to(begun)

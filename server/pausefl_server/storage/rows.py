@@ -54,8 +54,8 @@ def record_of(
 
 def observation_row(round: int, o: Observation) -> tuple[Any, ...]:
     """The row of `observations` for an observation."""
-    parts = *_timing_values(o.timing), *_host_values(o.host)
-    return (round, *_scalar_values(o), *parts, _json(o.suspect), _json(o.statistics))
+    statistics = _json(o.statistics) if o.statistics else "{}"  # at once: most observations have none
+    return (round, *_scalar_values(o), *_timing_values(o.timing), *_host_values(o.host), _json(o.suspect), statistics)
 
 
 def observation_of(row: tuple[Any, ...]) -> Observation:
