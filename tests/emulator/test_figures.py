@@ -118,6 +118,13 @@ def test_the_policys_fold_is_kept_round_by_round(learnt: Learning) -> None:
     assert sizes == {2: [0, 3, 1, 2, 1], 4: [0, 0, 0, 0, 1]}
 
 
+def test_failed_attempts_are_no_rounds(by_hand: RunData, learnt: Learning) -> None:
+    records = [replace(r, failed_attempts=(replace(r, observations=()),), events=()) for r in HAND]
+    found = learnt_of(replace(by_hand, records=records))
+    assert (found.s.tolist(), found.f.tolist()) == (learnt.s.tolist(), learnt.f.tolist())
+    np.testing.assert_array_equal(found.threshold, learnt.threshold)
+
+
 def test_every_drift_from_the_first_insertion_on_stands_beside_what_it_counted_as(learnt: Learning) -> None:
     rows = list(zip(*(column.tolist() for column in learnt.drifts.values()), strict=True))
     assert rows[:4] == [

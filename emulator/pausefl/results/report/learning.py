@@ -51,22 +51,23 @@ def learning(run: RunData) -> Learning | None:
     if policy is None:
         return None
     fresh = RunState.start(policy, run.summary["seed"])
-    posteriors: list[Posteriors] = [fresh.policy_state]
+    # By round. A failed attempt at a round has no drifts, and the committed one, which comes last, replaces it.
+    posteriors: dict[int, Posteriors] = {0: fresh.policy_state}
+    thresholds: dict[int, float | None] = {}
     drifts: list[tuple[Any, ...]] = []
-    thresholds: list[float | None] = []
 
     def note(record: RoundRecord, state: RunState) -> None:
-        posteriors.append(state.policy_state)
-        classified = _classified(record, posteriors[-2], state)
+        posteriors[record.round] = state.policy_state
+        classified = _classified(record, posteriors[record.round - 1], state)
         drifts.extend(classified)
         small = [drift for _, _, drift, _, is_small in classified if is_small]
         newcomers, limit = sum(not original for *_, original, _ in classified), state.policy_state.threshold
         # A single drift succeeds, whatever the threshold is, and so may drifts that are all above it.
         decides = newcomers > 1 and limit is not None and max(small, default=0.0) <= limit
-        thresholds.append(limit if decides else None)
+        thresholds[record.round] = limit if decides else None
 
     state = replay(fresh, run.records, note)
-    return _assemble(run, state, posteriors[1:], drifts, np.array(thresholds, np.float64))
+    return _assemble(run, state, [*posteriors.values()][1:], drifts, np.array([*thresholds.values()], np.float64))
 
 
 def _policy(run: RunData) -> FedTs | None:
