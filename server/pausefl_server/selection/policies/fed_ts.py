@@ -45,8 +45,9 @@ class Posteriors:
 
     def grown(self, clients: int) -> "Posteriors":
         """A copy with an entry for every row of a table of `clients` rows."""
-        new = 0, clients - len(self.successes)
-        return replace(self, successes=np.pad(self.successes, new), failures=np.pad(self.failures, new))
+        new = np.zeros(clients - len(self.successes), np.int64)
+        successes, failures = (np.concatenate((counts, new)) for counts in (self.successes, self.failures))
+        return replace(self, successes=successes, failures=failures)
 
 
 @dataclass(frozen=True)
