@@ -162,7 +162,7 @@ class TorchTrainer:
             return update
         change = method.control_change()
         of_each = [change.get(name, p.new_zeros(())).expand_as(p) for name, p in self.vector.parameters.items()]
-        (flat,) = off_device(torch.cat([tensor.reshape(-1).to(torch.float32) for tensor in of_each]))
+        (flat,) = off_device(torch.cat([tensor.reshape(-1).to(self.device, torch.float32) for tensor in of_each]))
         return np.concatenate((update, flat))
 
     def optimizer_states(self) -> JoinedStates:
