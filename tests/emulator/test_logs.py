@@ -25,7 +25,7 @@ from pausefl.runtime.processes.logs import VARIABLE, ask_for, set_up_log
 from pausefl.runtime.run_dir import made_run_dir
 from pausefl.runtime.scrape_targets import Targets
 from pausefl_client.session import FAILED_JOB
-from pausefl_process.events import MetricsServed, Notice, ProgressEvent, RoundCommitted
+from pausefl_process.events import RUN, MetricsServed, Notice, ProgressEvent, RoundCommitted
 from pausefl_proto.errors import ConfigError
 from pausefl_server.storage.store import Store
 from rigs.command import PAUSEFL, played, summary_of, synthetic
@@ -33,8 +33,9 @@ from rigs.command import PAUSEFL, played, summary_of, synthetic
 
 @pytest.fixture
 def root_logger(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Restores the root logger after the test."""
+    """Restores the root logger after the test. A run that an earlier test played in this process is not named."""
     monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.delenv(RUN, raising=False)
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
     yield
