@@ -5,6 +5,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.encoding import ENCODINGS, Encoding, TopShare
 from pausefl_proto.errors import ConfigError, WireError
 from pausefl_proto.wire import Manifest, TensorSpec
-from pausefl_server.connections.reported_values import check_update
+from pausefl_server.connections.reported_values import update_of
 from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import ServerOptimizer
@@ -268,9 +269,10 @@ def test_a_late_update_is_discounted_but_for_its_statistics() -> None:
 def test_a_negative_variance_is_rejected() -> None:
     manifest = Manifest((TensorSpec("w", (2,)),)).with_statistics({"running_mean": (1,), "running_var": (1,)})
     settings = server_settings(2, manifest=manifest)
-    check_update(np.array([-1, -1, -1, 0], np.float32), 0.0, settings)
+    frames = Mock(**{"finish.side_effect": [np.array([-1, -1, -1, v], np.float32) for v in (0, -1e-9)]})
+    assert update_of(frames, 0.0, settings).tolist() == [-1, -1, -1, 0]
     with pytest.raises(WireError, match="a negative variance in statistics/running_var"):
-        check_update(np.array([1, 1, 1, -1e-9], np.float32), 0.0, settings)
+        update_of(frames, 0.0, settings)
 
 
 PRIVATE: dict[str, Any] = {"privacy.epsilon_budget": 1e6, "privacy.clip": 0.1}
