@@ -27,7 +27,6 @@ from pausefl_proto.addresses import is_loopback
 from pausefl_proto.endpoint import listen, make_server
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
-from pausefl_server.monitoring import probes
 from pausefl_server.records import Evaluation
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import MetricsSettings
@@ -305,7 +304,7 @@ async def test_a_server_is_ready_from_its_first_round_on(tmp_path: Path) -> None
 
 @pytest.mark.slow
 async def test_a_server_without_a_working_store_is_not_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "_WRITES_WITHIN_S", 0.0)
+    monkeypatch.setattr("pausefl_server.service._WRITES_WITHIN_S", 0.0)
     stuck = threading.Event()
     monkeypatch.setattr("pausefl_server.storage.checkpoint.Checkpoint.sync", lambda *_: stuck.wait(30))
     async with federation(tmp_path, All(1), metrics=MetricsSettings(linger_s=0.0)) as run, clients() as some:
