@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import sys
 import threading
 from dataclasses import dataclass, replace
@@ -272,6 +273,8 @@ def test_python_path_is_relative_to_the_file(folder: Path) -> None:
     other.write_text("class GeometricMedian: ...")
     with pytest.raises(pausefl.ConfigError, match=f"python_path: {other} is hidden by {folder}/my_server.py; give it"):
         pausefl.load("demo", {"experiment.python_path": [str(folder.parent)], "aggregation.rule": "my_server:Median"})
+    shutil.copy(folder / "my_server.py", other)  # the same text is no other code
+    pausefl.load("demo", {"experiment.python_path": [str(folder.parent)], "aggregation.rule": "my_server:Median"})
 
 
 def test_another_optimizer_of_torch_is_named_by_its_module_and_parameters_of_a_built_in_rule_have_a_table() -> None:

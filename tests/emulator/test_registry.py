@@ -171,11 +171,11 @@ def test_the_packages_of_an_extra_are_those_of_the_project(extra: str, distribut
 
 
 COMMANDS = [
+    (["report", "nothing"], "matplotlib", "report"),
     (["run", "demo"], "matplotlib", "report"),
     (["run", "demo"], "torch", "client"),
     (["compare", "demo", "--policies", "pause"], "jinja2", "report"),
     (["simulate", "demo", "--rounds", "2"], "numba", "server"),
-    (["report", "nothing"], "matplotlib", "report"),
     (["audit", "demo"], "scipy", "audit"),
     (["audit", "demo"], "pausefl_audit", "audit"),
     (["reproduce", "--list"], "pausefl_reproduce", "reproduce"),

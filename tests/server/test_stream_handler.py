@@ -14,7 +14,6 @@ import grpc
 import pytest
 
 from fuzz.http2 import DATA, END_STREAM, HEADERS, PING, SETTINGS, call, frame, message, opening
-from pausefl_proto.budget import Release
 from pausefl_proto.errors import DamageError, TryLaterError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Assembler, Vector, pack, unpack
@@ -257,7 +256,7 @@ async def test_the_round_trip_runs_on_while_an_answer_is_checked(monkeypatch: py
     """If the stream breaks meanwhile, the next stream takes over the job and the time of its first hand-over."""
     rig, begun, may_end = ClientActorRig(BIG), asyncio.Event(), asyncio.Event()
 
-    async def check_slowly(quick: bool, checked: object, frames: Assembler, release: Release) -> Vector:
+    async def check_slowly(quick: bool, checked: object, frames: Assembler, *_: object) -> Vector:
         begun.set()
         await may_end.wait()
         return frames.finish(check_finite=True)
