@@ -91,7 +91,16 @@ class Actor(ABC, Generic[Message]):
 
     async def pump(self, timeout_s: float | None = None) -> bool:
         """Wait for a message and handle it; False when none came within `timeout_s` or the actor was stopped."""
-        await self.wait_for_message(timeout_s)
+        if not self._mailbox and not self.stopped:
+            loop = asyncio.get_running_loop()
+            self._idle = loop.create_future()
+            timer = None if timeout_s is None else loop.call_later(timeout_s, _wake, self._idle)
+            try:
+                await self._idle
+            finally:
+                self._idle = None
+                if timer is not None:
+                    timer.cancel()
         if not self._mailbox or self.stopped:
             return False
         await self._handle_next()
@@ -128,20 +137,6 @@ class Actor(ABC, Generic[Message]):
                 reply.set_result(answer)
         finally:
             self._began_s = None
-
-    async def wait_for_message(self, timeout_s: float | None) -> None:
-        """Return when a message waits, the actor is stopped, or `timeout_s` has passed."""
-        if self._mailbox or self.stopped:
-            return
-        loop = asyncio.get_running_loop()
-        self._idle = loop.create_future()
-        timer = None if timeout_s is None else loop.call_later(timeout_s, _wake, self._idle)
-        try:
-            await self._idle
-        finally:
-            self._idle = None
-            if timer is not None:
-                timer.cancel()
 
     def _let_next_in(self) -> None:
         """Wake the sender that has waited longest, if the mailbox has room."""

@@ -48,25 +48,6 @@ async def test_rounds_are_averaged_by_data_size_committed_and_acknowledged(rig: 
     assert [p.dismissed for p in peers] == [pb.Goodbye(reason="all rounds done", final=True)] * 3
 
 
-async def test_clients_take_in_jobs_before_others_are_told_of_the_last_round(
-    rig: MakeRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pausefl_server.rounds.coordinator._TAKE_IN_S", 3600.0)
-    async with rig(Random(1), rounds=20).running() as r:
-        await r.join_all("ab", manual=True)
-        before = peer = await r.asked.get()
-        number = 1
-        while peer is before:
-            await peer.answer(number)
-            peer, number = await r.asked.get(), number + 1
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert before.acknowledged == []
-        await peer.answer(number)
-        await r.asked.get()
-        assert before.acknowledged == [number - 1]
-
-
 async def test_an_observation_says_what_was_measured(rig: MakeRig) -> None:
     async with rig(rounds=1).playing() as r:
         await r.join("a", released=4)

@@ -37,8 +37,6 @@ from pausefl_server.storage.store_actor import StoreActor
 
 # How long a run that is stopped waits for clients at work, so that the ε they spend is logged.
 _DRAIN_S = 3.0
-# How long clients are left to take in a job: whatever else the server sends meanwhile delays them.
-_TAKE_IN_S = 0.01
 
 _Message = Register | Lost | Update | Ping | Refusal | Shutdown
 
@@ -172,8 +170,6 @@ class Coordinator(Actor[_Message]):
         await self._hand_out(step)
         self._take_whole(step)  # handing out has set how many answers are needed
         await asyncio.sleep(0)  # let the job leave before anything else is done
-        if not step.is_answered:
-            await self.wait_for_message(_TAKE_IN_S)
         await self._report_last_round(busy=step.due.keys())
         await self._collect(step)
         self._elapsed = step.elapsed
