@@ -274,7 +274,9 @@ def test_python_path_is_relative_to_the_file(folder: Path) -> None:
     with pytest.raises(pausefl.ConfigError, match=f"python_path: {other} is hidden by {folder}/my_server.py; give it"):
         pausefl.load("demo", {"experiment.python_path": [str(folder.parent)], "aggregation.rule": "my_server:Median"})
     shutil.copy(folder / "my_server.py", other)  # the same text is no other code
-    pausefl.load("demo", {"experiment.python_path": [str(folder.parent)], "aggregation.rule": "my_server:Median"})
+    pausefl.load(
+        "demo", {"experiment.python_path": [str(folder.parent)], "aggregation.rule": "my_server:GeometricMedian"}
+    )
 
 
 def test_another_optimizer_of_torch_is_named_by_its_module_and_parameters_of_a_built_in_rule_have_a_table() -> None:
