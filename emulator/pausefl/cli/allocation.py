@@ -8,14 +8,13 @@ import os
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from pausefl.cli.option_values import experiment_of
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.links import processes_of
 from pausefl.outcomes import check_outcome
-from pausefl.runtime.observers import Observer
 from pausefl.runtime.standing_fleet import StandingFleet, refuse_whole_runs
 from pausefl.terminal_table import plain_console
 from pausefl_process.ending import BAD_INPUT
@@ -63,18 +62,6 @@ def _secured(experiment: Experiment, certs: Path, **tls: str) -> Experiment:
     return experiment.replace({**files, **tokens, "admission.by_certificate": False})
 
 
-@dataclass(frozen=True)
-class _Announcer(Observer):
-    """Writes a server's address to a file once it listens."""
-
-    notice: Path
-    host: str
-
-    def on_event(self, event: ProgressEvent) -> None:
-        if isinstance(event, Ready):
-            write_durably(self.notice, host_and_port(self.host, event.port))
-
-
 def _serve(experiment: Experiment, notice: Path) -> None:
     """Play the run, or resume it, with certificates and tokens made for this allocation."""
     from pausefl.certificates import make_certificates
@@ -84,7 +71,7 @@ def _serve(experiment: Experiment, notice: Path) -> None:
     from pausefl.studies.job import on_own_disk
 
     console, fleet, host = plain_console(), StandingFleet("0.0.0.0:0"), socket.gethostname()
-    shared, certs, announcer = notice.parent, notice.parent / "certs", _Announcer(notice, host)
+    shared, certs = notice.parent, notice.parent / "certs"
     shared.mkdir(parents=True, exist_ok=True)
     notice.write_text("", "utf-8")
     try:
@@ -92,9 +79,14 @@ def _serve(experiment: Experiment, notice: Path) -> None:
         make_certificates(certs, [host], experiment.client_ids)
         served = _secured(experiment, certs, certificate="server.pem", key="server.key")
         with on_own_disk(shared / "run") as run_dir, make_view(console, experiment.title) as report:
-            summary = run_experiment(  # without a report: drawing it would occupy all machines
-                served, run_dir, report, resume=True, observers=[announcer], fleet=fleet, has_report=False
-            )
+
+            def announce(event: ProgressEvent) -> None:
+                if isinstance(event, Ready):
+                    write_durably(notice, host_and_port(host, event.port))
+                report(event)
+
+            # Without a report: drawing it would occupy all machines.
+            summary = run_experiment(served, run_dir, announce, resume=True, fleet=fleet, has_report=False)
     finally:
         notice.unlink(missing_ok=True)
     print_summary(console, summary, shared / "run")

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -142,7 +142,7 @@ async def play_over_grpc(
     address: str,
     ledgers: Path,
     page: HostPage | None,
-    rounds: AsyncIterator[int] | None = None,
+    rounds: asyncio.Queue[int | None] | None = None,
     refused: dict[str, str] | None = None,
 ) -> None:
     """Run these clients over gRPC. `page` and `refused` may outlive the run. See `run_clients`, `ClientPlatform`."""
@@ -157,13 +157,13 @@ async def run_clients(
     client_ids: Sequence[str],
     ledgers: Path,
     platform: ClientPlatform,
-    rounds: AsyncIterator[int] | None = None,
+    rounds: asyncio.Queue[int | None] | None = None,
     page: HostPage | None = None,
 ) -> None:
     """Run these clients until the server dismisses them. If one of them fails, the others go on.
 
-    Raises the first client's PauseflError at the end. `rounds` yields the rounds at which clients join and leave; None:
-    all stay. `page` shows the clients.
+    Raises the first client's PauseflError at the end. `rounds` gets the rounds at which clients join and leave, at last
+    None; without it, all stay. `page` shows the clients.
     """
     known = plan.training.client_ids
     for client_id in client_ids:
@@ -298,13 +298,13 @@ async def _run_present(
     presence: Presence | None,
     sessions: Mapping[str, ClientSession],
     out: dict[str, PauseflError | None],
-    rounds: AsyncIterator[int],
+    rounds: asyncio.Queue[int | None],
 ) -> None:
     """Run the sessions of the clients present in the round last called. End all sessions when the calls end."""
     assert presence is not None
     running: dict[str, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as group:
-        async for called in rounds:
+        while (called := await rounds.get()) is not None:
             present = presence.at(called)
             for client_id in sessions:
                 if client_id not in present and client_id in running:
@@ -315,8 +315,8 @@ async def _run_present(
             task.cancel()
 
 
-async def _rounds(roll_calls: "Connection[Any, Any]") -> AsyncIterator[int]:
-    """Yields the rounds called, until the fleet closes its end of the pipe."""
+def _rounds(roll_calls: "Connection[Any, Any]") -> asyncio.Queue[int | None]:
+    """A queue that gets the rounds called, and None once the fleet closes its end of the pipe."""
     calls: asyncio.Queue[int | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
@@ -328,8 +328,7 @@ async def _rounds(roll_calls: "Connection[Any, Any]") -> AsyncIterator[int]:
             calls.put_nowait(None)
 
     loop.add_reader(roll_calls.fileno(), read)
-    while (called := await calls.get()) is not None:
-        yield called
+    return calls
 
 
 def trainer_pool(plan: ClientPlan) -> AbstractContextManager[Executor | None]:

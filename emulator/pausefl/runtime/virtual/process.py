@@ -1,15 +1,12 @@
 """The one process of a run on the virtual clock: its server, its clients and its evaluator on one event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pausefl.runtime.client.failures import telling_failures
-from pausefl.runtime.client.plan import ClientPlan
 from pausefl.runtime.client.process import ClientPlatform, run_clients, spare_exchanges, takes_no_time
 from pausefl.runtime.evaluator.plan import Evaluated, EvaluatorPlan, InitialModel
 from pausefl.runtime.evaluator.rehearsal import rehearsed_evaluator
@@ -27,48 +24,8 @@ from pausefl_process.host_monitor import HostWatch
 from pausefl_process.plugins import errors_of_own_code
 from pausefl_proto.errors import PauseflError, first_error
 from pausefl_proto.wire import Vector
-from pausefl_server.connections.endpoints import Endpoints
-from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.records import SPLITS
 from pausefl_server.service import Platform, RunResult
-
-
-class _Rendezvous:
-    """Passes to clients what they wait for: the server's transport, that it listens, and the rounds that it calls."""
-
-    def __init__(self, report: Report) -> None:
-        self._report = report
-        self.listening = asyncio.Event()
-        self.rounds: asyncio.Queue[int | None] = asyncio.Queue()
-        self._transport: InProcessTransport
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the server has listened, and has stopped."""
-        return self.listening.is_set() and not self._transport.is_open
-
-    def transport(self, handler: ClientStreamHandler, endpoints: Endpoints, most_clients: int) -> InProcessTransport:
-        """See `Platform.transport`."""
-        self._transport = InProcessTransport(handler)
-        return self._transport
-
-    def connect(self, client_id: str) -> Callable[[], AbstractAsyncContextManager[Any]]:
-        """See `ClientPlatform.connect`."""
-        return partial(self._transport.connect, client_id)
-
-    def hear(self, event: ProgressEvent) -> None:
-        """Report an event. Let clients connect once the server listens, and tell them the rounds that it calls."""
-        match event:
-            case Ready():
-                self.listening.set()
-            case RollCall(round):
-                self.rounds.put_nowait(round)
-        self._report(event)
-
-    async def called(self) -> AsyncIterator[int]:
-        """Yields the rounds called, until the run is over."""
-        while (called := await self.rounds.get()) is not None:
-            yield called
 
 
 def play_in_own_process(plan: RunPlan, run_dir: Path, report: Report, back_to: int | None = None) -> None:
@@ -94,32 +51,42 @@ async def _play(plan: RunPlan, run_dir: Path, report: Report, back_to: int | Non
     clients = plan.clients.on_own_device(plan.clients.training.client_ids)
     training = with_step_time(clients.training, run_dir)
     clients = replace(clients, training=with_batching(training, plan.server.policy.m, run_dir, report))
-    rendezvous, clock = _Rendezvous(report), asyncio.get_running_loop().time
-    platform = Platform(clock, HostWatch, rendezvous.transport, True, workers.begin_at)
+    transport, clock = InProcessTransport(), asyncio.get_running_loop().time
+    listening, rounds = asyncio.Event(), asyncio.Queue[int | None]()
+
+    def hear(event: ProgressEvent) -> None:
+        """Report an event. Let clients connect once the server listens, and tell them the rounds that it calls."""
+        match event:
+            case Ready():
+                listening.set()
+            case RollCall(round):
+                rounds.put_nowait(round)
+        report(event)
+
+    async def play_clients() -> None:
+        await listening.wait()
+        executor = None if takes_no_time(clients) else workers
+        platform = ClientPlatform(
+            lambda client_id: partial(transport.connect, client_id), executor, clock, HostWatch, spin_s=0.0
+        )
+        called = None if clients.presence is None else rounds
+        try:
+            await run_clients(clients, clients.training.client_ids, run_dir / "ledgers", platform, called)
+        except PauseflError:
+            if transport.is_open:  # otherwise they were away at the end, as resting clients are; the log says so
+                raise
+
+    platform = Platform(clock, HostWatch, transport.carrying, True, workers.begin_at)
     async with asyncio.TaskGroup() as group:
-        clients_task = group.create_task(_run_clients_once_listening(rendezvous, clients, run_dir, workers, clock))
+        playing = group.create_task(play_clients())
         try:
             return await play(
-                plan.server, run_dir, rendezvous.hear, back_to, platform, lambda of, _: nullcontext(_LocalEvaluator(of))
+                plan.server, run_dir, hear, back_to, platform, lambda of, _: nullcontext(_LocalEvaluator(of))
             )
         finally:
-            rendezvous.rounds.put_nowait(None)
-            if not rendezvous.listening.is_set():
-                clients_task.cancel()
-
-
-async def _run_clients_once_listening(
-    rendezvous: _Rendezvous, plan: ClientPlan, run_dir: Path, workers: Workers, clock: Callable[[], float]
-) -> None:
-    await rendezvous.listening.wait()
-    executor = None if takes_no_time(plan) else workers
-    platform = ClientPlatform(rendezvous.connect, executor, clock, HostWatch, spin_s=0.0)
-    rounds = None if plan.presence is None else rendezvous.called()
-    try:
-        await run_clients(plan, plan.training.client_ids, run_dir / "ledgers", platform, rounds)
-    except PauseflError:
-        if not rendezvous.is_over:  # otherwise they were away at the end, as resting clients are; the log says so
-            raise
+            rounds.put_nowait(None)
+            if not listening.is_set():
+                playing.cancel()
 
 
 class _LocalEvaluator:

@@ -39,11 +39,16 @@ class _End:
 class InProcessTransport:
     """`pausefl_server.service.Transport` for clients on the server's own event loop."""
 
-    def __init__(self, handler: ClientStreamHandler) -> None:
-        self._handler = handler
+    def __init__(self) -> None:
+        self._handler: ClientStreamHandler
         self._streams: set[asyncio.Task[None]] = set()
         self.is_open = False
         """Whether clients may connect."""
+
+    def carrying(self, handler: ClientStreamHandler, *_: object) -> "InProcessTransport":
+        """This transport, which serves its streams by `handler` from now on (`Platform.transport`)."""
+        self._handler = handler
+        return self
 
     async def start(self, host: str, port: int) -> int:
         """Let clients connect from now on."""
