@@ -83,7 +83,7 @@ def validate(options: argparse.Namespace) -> None:
         return
     if options.config is None:
         raise ConfigError("needs CONFIG or --list")
-    from pausefl.experiment.reference import listing
+    from pausefl.experiment.in_force import listing
     from pausefl.runtime.evaluator.preflight import check_own_code, try_out
     from pausefl.runtime.run_dir import check_goes_on
     from pausefl.studies.ahead import ahead

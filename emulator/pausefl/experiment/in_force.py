@@ -1,4 +1,4 @@
-"""All values of an experiment that are in force, with the defaults of the records that its kinds name.
+"""All values of an experiment that are in force, with the defaults of the records that its kinds name; as TOML, too.
 
 An experiment keeps a table such as `{ kind = "lognormal", mean_s = 0.2 }` as it was written. A run's config.toml also
 has the defaults. So it says how the run was played, even after a default has changed, such as one of torch. Tables of
@@ -6,20 +6,23 @@ the user's own optimizers, schedules and training methods stay as written: their
 """
 
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_origin
 
 import tomli_w
 
 from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.reference import KINDS_OF_KEY, parameter_defaults
+from pausefl.experiment.reference import KINDS_OF_KEY, keys_of, parameter_defaults, sentence_of
 from pausefl.experiment.server_records import parameters_of, plain, selected_policy
 from pausefl.experiment.toml_source import bare_or_quoted
+from pausefl.experiment.validation import fields_of, table_in
 from pausefl_client.registries import OPTIMIZER_DEFAULTS, SCHEDULE_DEFAULTS, TRAINING_DEFAULTS
 from pausefl_process.registry import Registry
 from pausefl_proto.errors import ConfigError
 from pausefl_server.model.aggregation import RULES
 from pausefl_server.model.optimizers import SERVER_OPTIMIZERS
+from pausefl_server.selection import Policy
 
 # Keys that may change when a run is resumed: places of processes, admission, waiting times. So a run can continue on
 # other machines, or without a client that is no longer trusted.
@@ -31,6 +34,7 @@ _OF_THE_PLACE = re.compile(
 
 _KINDS_UNLESS_SAID = {"delay": "halves", "availability": "always"}
 """Key -> the kind of a table that names none."""
+_COLUMNS = 80
 
 
 def config_toml(experiment: Experiment) -> str:
@@ -42,8 +46,7 @@ def in_force(experiment: Experiment) -> dict[str, Any]:
     """Each table of the experiment with every value in force; None for a key without a value."""
     document = experiment.model_dump(mode="json")
     selection, workload, aggregation = (document[name] for name in ("selection", "workload", "aggregation"))
-    parameters = parameters_of(selected_policy(experiment.selection))
-    selection[selection["policy"]] = {name: value for name, value in parameters.items() if name != "m"}
+    selection[selection["policy"]] = _parameters(selected_policy(experiment.selection))
     latency, groups = document["latency"], document["clients"]["groups"].values()
     for table in (latency, *latency["groups"], *groups, workload):
         for key in KINDS_OF_KEY.keys() & table.keys():
@@ -109,3 +112,59 @@ def _within(kinds: Registry, value: Any) -> Any:
     if isinstance(value, list):
         return [_within(kinds, part) for part in value]
     return _filled(kinds, value) if isinstance(value, dict) and "kind" in value else value
+
+
+def _parameters(policy: Policy) -> dict[str, Any]:
+    """The policy's parameters by name, without m, which all policies share."""
+    return {name: value for name, value in parameters_of(policy).items() if name != "m"}
+
+
+def listing(experiment: Experiment) -> str:
+    """The experiment as TOML, with every value in force and comments of at most 80 columns.
+
+    Loading it gives the same experiment.
+    """
+    document, selection, lines = in_force(experiment), experiment.selection, list[str]()
+    for name, field in Experiment.model_fields.items():
+        keys = fields_of(type(getattr(experiment, name)))
+        lines += _table(f"[{name}]", {key: document[name][key] for key in keys}, field.annotation)
+        if name == "selection":
+            for policy in dict.fromkeys([selection.policy, *(selection.__pydantic_extra__ or {})]):
+                parameters = _parameters(found := selected_policy(selection, policy))
+                lines += _table(f"[{name}.{bare_or_quoted(policy)}]", parameters, type(found)) if parameters else []
+    return "\n".join(lines[1:]) + "\n"  # each table begins with an empty line
+
+
+def _table(
+    header: str, table: Mapping[str, Any], of: Any, said: str = "", kinds: Registry | None = None
+) -> Iterator[str]:
+    """The lines of one table and of those within it. `of` is its annotation, `said` the sentence about its key."""
+    make = kinds[table["kind"]] if kinds and table.get("kind") in kinds else table_in(of)
+    if not kinds and get_origin(of) is dict:  # users name the tables within it
+        make, of = None, make
+    keys = {key.name: key for key in keys_of(make)} if make else {}
+    yield ""
+    yield from _comment(f"{said} {sentence_of(make) if make else ''}".strip())
+    yield header
+    names = dict.fromkeys(["kind", *keys, *table] if kinds and "kind" in table else table)
+    values: dict[str, Any] = {name: None if (value := table.get(name)) in ({}, []) else value for name in names}
+    for name, value in values.items():
+        if not _has_tables(value):
+            yield ""
+            yield from _comment(keys[name].sentence if name in keys else "")
+            yield f"# {name} is not set" if value is None else tomli_w.dumps({name: value}).rstrip()
+    for name, value in values.items():
+        if _has_tables(value):
+            of_it = (keys[name].annotation, keys[name].sentence) if name in keys else (of, "")
+            path = f"{header.strip('[]')}.{bare_or_quoted(name)}"
+            inner, parts = (f"[[{path}]]", value) if isinstance(value, list) else (f"[{path}]", [value])
+            for part in parts:
+                yield from _table(inner, part, *of_it, KINDS_OF_KEY.get(name, kinds))
+
+
+def _has_tables(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(map(_has_tables, value)))
+
+
+def _comment(sentence: str) -> Iterator[str]:
+    yield from textwrap.wrap(sentence, _COLUMNS, initial_indent="# ", subsequent_indent="# ", break_long_words=False)
