@@ -15,6 +15,7 @@ from pausefl_proto.errors import ConfigError
 _LOCKED_MAX_S = 600.0
 # SQLite moves the write-ahead log into the database at some 4 MB, unless a reader prevents it.
 _LOG_BYTES_MAX = 32 << 20
+_COUNT_DIGITS = 20
 # Errors of the disk, the system or its memory, as SQLite names them after "SQLITE_" or "SQLITE_IOERR_". The text of
 # each of the latter is "disk I/O error", which is also the text for a disk that cannot be read.
 _NOT_GIVEN = {"FULL", "READONLY", "CANTOPEN", "PERM", "PROTOCOL", "NOMEM"}
@@ -104,3 +105,41 @@ def database_errors(path: Path) -> Iterator[None]:
         if (why := unharmed(error)) is None:
             raise
         raise ConfigError(f"{path}: {why}") from error
+
+
+class CommitCount:
+    """The number of a database's commits, kept in NAME-head beside it while some of them may be in NAME-wal only.
+
+    SQLite drops the end of a damaged write-ahead log silently. The count is written after each commit, so it is never
+    ahead of what is durable, and needs no fsync. A database with fewer commits has lost the end of its log. A count
+    that is lost, torn or too low is no error.
+    """
+
+    def __init__(self, database: Path) -> None:
+        self._path = database.with_name(f"{database.name}-head")
+        self._log = database.with_name(f"{database.name}-wal")
+        self._file: int | None = None
+
+    def read(self) -> int:
+        """The noted number of commits. 0 if unknown."""
+        try:
+            data = self._path.read_bytes()
+        except OSError:
+            return 0
+        return int(data) if len(data) == _COUNT_DIGITS and data.isdigit() else 0
+
+    def write(self, count: int) -> None:
+        """Note that `count` commits are durable. Errors of the disk are ignored."""
+        with suppress(OSError):
+            if self._file is None:
+                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
+            os.pwrite(self._file, f"{count:0{_COUNT_DIGITS}}".encode(), 0)
+
+    def close(self) -> None:
+        """Delete the count file after the database was closed, unless SQLite had to leave the database's log."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+        if not self._log.exists():
+            with suppress(OSError):
+                self._path.unlink()

@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from pausefl_client.batched import batches as round_batches
 from pausefl_client.batched import host as batched_host
-from pausefl_client.batched.batches import RoundBatches
+from pausefl_client.batched import training as batched_training
 from pausefl_client.batched.host import BatchedHost
 from pausefl_client.batched.stack import ModelStack
-from pausefl_client.batched.training import check_stackable, train_together
+from pausefl_client.batched.training import RoundBatches, check_stackable, train_together
 from pausefl_client.data.datasets import Examples
 from pausefl_client.registries import MODELS, OPTIMIZERS, TRAINING_METHODS
 from pausefl_client.training.method import TrainingMethod
@@ -348,7 +347,7 @@ def check_batches(learners: list[TorchTrainer], least: int = 0) -> None:
 @pytest.mark.parametrize("least", [0, 8])
 def test_every_step_has_the_examples_drawn_for_it(at_once: int, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cases: one epoch, several epochs, bounded steps. Batches are gathered for `at_once` steps together."""
-    monkeypatch.setattr(round_batches, "gathered_bytes", lambda _: at_once * 3 * 8 * 64)  # 64 bytes an image
+    monkeypatch.setattr(batched_training, "gathered_bytes", lambda _: at_once * 3 * 8 * 64)  # 64 bytes an image
     settings = [TrainingSettings(batch_size=8, epochs=e, max_steps=s) for e, s in ((1, None), (4, None), (2, 5))]
     check_batches(most_steps_first(*settings, sizes=(20, 13, 31)), least)
 

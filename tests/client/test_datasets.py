@@ -21,11 +21,10 @@ import numpy as np
 import pytest
 import torch
 
-from pausefl_client.data import downloads
+from pausefl_client.data import cache
 from pausefl_client.data.cache import cached_folder, data_folder
 from pausefl_client.data.datasets import Dataset, Examples, load_dataset, prepare_dataset
-from pausefl_client.data.formats import read_cifar, read_idx
-from pausefl_client.data.published import PUBLISHED
+from pausefl_client.data.published import PUBLISHED, read_cifar, read_idx
 from pausefl_client.data.text import BUCKETS, hashed_tokens
 from pausefl_proto.errors import ConfigError
 
@@ -431,7 +430,7 @@ def test_an_answer_that_is_no_file_is_one_line(tmp_path: Path, monkeypatch: pyte
 
 
 def test_no_answer_is_one_line_that_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloads, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(cache, "PATIENCE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         files = publish_mnist(monkeypatch, tmp_path / "published", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(ConfigError) as caught:

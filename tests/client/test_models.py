@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pausefl_client.registries import MODELS, OPTIMIZERS
-from pausefl_client.training.joined_states import joined, parted
 from pausefl_client.training.model_vector import ModelVector
 from pausefl_client.training.models import build_model
+from pausefl_client.training.optimizer_states import StateWriter, joined, parted, read_states
 from pausefl_client.training.optimizers import make_optimizer
-from pausefl_client.training.saved_states import StateWriter, read_states
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.errors import ConfigError
 from rigs.batched import ADAM, network, played_together, theta_of, trainers_of

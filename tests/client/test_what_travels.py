@@ -30,7 +30,7 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.encoding import ENCODINGS, Encoding, TopShare
 from pausefl_proto.errors import ConfigError, WireError
 from pausefl_proto.wire import Manifest, TensorSpec
-from pausefl_server.connections.reported_values import update_of
+from pausefl_server.connections.exchange import update_of
 from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import ServerOptimizer

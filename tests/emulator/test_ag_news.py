@@ -15,7 +15,7 @@ from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.torch_trainers import make_torch_trainers
 from pausefl_client.data.cache import cached_folder
 from pausefl_client.data.datasets import Dataset, Examples, load_dataset, split_note
-from pausefl_client.data.formats import read_ag_news
+from pausefl_client.data.published import read_ag_news
 from pausefl_client.data.text import hashed_tokens
 from pausefl_client.training.models import build_model
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer

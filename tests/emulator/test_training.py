@@ -25,7 +25,7 @@ from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.connections.reported_values import statistics_of
+from pausefl_server.connections.exchange import statistics_of
 from rigs.clock import Clock
 from rigs.command import python
 from rigs.session import FakeTrainer, SessionRig

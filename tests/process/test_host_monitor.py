@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import pausefl
 from pausefl_process.host_monitor import HostMonitor, HostReport, Peaks, StealMeter
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.connections.reported_values import host_of
+from pausefl_server.connections.exchange import host_of
 from pausefl_server.host_limits import ADVICE, DOUBTS, HostLimits
 from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.monitoring.telemetry import Telemetry

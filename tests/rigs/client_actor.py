@@ -13,7 +13,7 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector, cut, digest, pack, pack_job
 from pausefl_server.actor import Actor
 from pausefl_server.connections.client_actor import ClientActor
-from pausefl_server.connections.rate_limit import ClientRateLimit
+from pausefl_server.connections.peer_limits import ClientRateLimit
 from pausefl_server.model.norm_bound import NormBound
 from pausefl_server.rounds.messages import Dispatch, Refusal, Update
 from pausefl_server.settings import PrivacySettings

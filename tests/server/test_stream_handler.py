@@ -18,7 +18,7 @@ from pausefl_proto.errors import DamageError, TryLaterError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Assembler, Vector, pack, unpack
 from pausefl_server.connections import client_actor
-from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
+from pausefl_server.connections.peer_limits import AbuseError, ClientRateLimit
 from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
 from pausefl_server.connections.transport import FederationServer, GrpcStreamToClient
 from pausefl_server.rounds.admission import Admission

@@ -30,7 +30,7 @@ from pausefl_proto.errors import ConfigError, PauseflError, TryLaterError, WireE
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.admission_files import AdmissionFiles, follow
-from pausefl_server.connections.hello_limits import MAX_HELLO_BYTES, MOST_WAITING, HelloLimiter
+from pausefl_server.connections.peer_limits import MAX_HELLO_BYTES, MOST_WAITING, HelloLimiter
 from pausefl_server.rounds.admission import Admission
 from rigs.federation import answer_of, clients, federation, hello, raw_stream
 from rigs.one_job import listening

@@ -34,7 +34,7 @@ from fuzz.summary import MEMORY_TIMES_BASE, disk_bound_bytes, failures, memory_b
 from mutants.running import MISSED, MUTANTS, NOT_ASKED, ROOT, Mutant, mutated, try_mutant
 from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.connections.hello_limits import MOST_WAITING
+from pausefl_server.connections.peer_limits import MOST_WAITING
 from rigs.client_actor import ClientActorRig
 from rigs.command import PAUSEFL, query, rounds_in, sets
 from rigs.places import TESTS

@@ -10,8 +10,8 @@ from torch import nn
 from pausefl_client.batched.layers import NotStackable, StackedNetwork
 from pausefl_client.batched.perceptrons import differentiate, perceptron_of
 from pausefl_client.batched.replays import Recorder, Replays
-from pausefl_client.training.joined_states import JoinedStates, copied
 from pausefl_client.training.model_vector import views
+from pausefl_client.training.optimizer_states import JoinedStates, copied
 from pausefl_client.training.optimizers import make_optimizer
 from pausefl_client.training.trainer import TrainingSettings
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from pausefl_process.commit_count import CommitCount
-from pausefl_process.databases import is_locked, refuse_lost
+from pausefl_process.databases import CommitCount, is_locked, refuse_lost
 from pausefl_process.files import make_durable, sqlite_synchronous
 from pausefl_proto.budget import Budget, Release, is_same_epsilon
 from pausefl_proto.errors import BudgetError, LedgerError

@@ -13,13 +13,12 @@ from pausefl_client.data.datasets import Examples, are_classes
 from pausefl_client.data.holdings import Holding, holding_of
 from pausefl_client.data.tasks import LearningTask
 from pausefl_client.training.device_copies import gathered_bytes, off_device, on_device
-from pausefl_client.training.joined_states import JoinedStates, joined, parted
 from pausefl_client.training.method import Batch, TrainingMethod, checked_losses, checked_state, new_optimizer
 from pausefl_client.training.model_vector import ConstantBuffers, ModelVector, views
+from pausefl_client.training.optimizer_states import JoinedStates, StateWriter, comparable, joined, parted, read_states
 from pausefl_client.training.optimizers import LearningRates
 from pausefl_client.training.paced import steps_of
 from pausefl_client.training.random_layers import RandomLayers
-from pausefl_client.training.saved_states import StateWriter, comparable, read_states
 from pausefl_client.training.tasks import Classification
 from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
 from pausefl_client.training.withdrawal import stop_if_withdrawn

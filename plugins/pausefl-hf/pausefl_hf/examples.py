@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from pausefl_client.data.cache import cached_arrays
 from pausefl_client.data.datasets import Dataset, Examples
-from pausefl_client.data.formats import AG_NEWS_WORDS
+from pausefl_client.data.published import AG_NEWS_WORDS
 from pausefl_client.data.text import hashed_tokens
 from pausefl_process.plugins import in_one_line
 from pausefl_proto.draws import generator

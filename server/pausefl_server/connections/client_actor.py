@@ -10,17 +10,16 @@ from pausefl_proto.foreign_text import shown
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler, decode, encode
 from pausefl_server.actor import Actor
-from pausefl_server.connections.exchange import Exchange
-from pausefl_server.connections.rate_limit import ClientRateLimit
-from pausefl_server.connections.reported_values import (
+from pausefl_server.connections.exchange import (
     LONGEST_TEXT,
-    durations_of,
+    Exchange,
     host_of,
     loss_of,
     release_of,
     statistics_of,
     update_of,
 )
+from pausefl_server.connections.peer_limits import ClientRateLimit
 from pausefl_server.pings import Ping
 from pausefl_server.rounds.messages import Dispatch, Order, Refusal, RefusalKind, Update
 from pausefl_server.rounds.preparation import off_loop
@@ -262,7 +261,7 @@ class ClientActor(Actor[_Message]):
             if release.participation > (most := self._most_released):
                 raise WireError(f"counts {release.participation} releases, at most {most} are possible since its hello")
             server_host = self._watch.report(exchange.first_s, compute_s=0.0)
-            timing = exchange.timing(durations_of(result), arrived_s, server_host)
+            timing = exchange.timing(result.timing, arrived_s, server_host)
             host, statistics = host_of(result), statistics_of(result)
             is_quick = self._settings.manifest.size * 4 <= _INLINE_BYTES
             vector = await off_loop(is_quick, update_of, frames, release.epsilon, self._settings)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pausefl_proto.endpoint import DEAD_AFTER_S
 from pausefl_proto.tls import Tls
 from pausefl_server.connections.admission_files import AdmissionFiles
-from pausefl_server.connections.hello_limits import HELLO_TIMEOUT_S
+from pausefl_server.connections.peer_limits import HELLO_TIMEOUT_S
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.settings import MetricsSettings
 

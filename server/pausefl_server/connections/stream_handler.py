@@ -13,8 +13,14 @@ from pausefl_proto.wire import PROTOCOL_VERSION, decode, encode
 from pausefl_server.actor import ActorStopped
 from pausefl_server.connections.client_actor import ClientActor, StreamToClient
 from pausefl_server.connections.endpoints import Endpoints
-from pausefl_server.connections.hello_limits import MAX_HELLO_BYTES, MOST_ENDING, HelloLimiter, StreamQuota
-from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
+from pausefl_server.connections.peer_limits import (
+    MAX_HELLO_BYTES,
+    MOST_ENDING,
+    AbuseError,
+    ClientRateLimit,
+    HelloLimiter,
+    StreamQuota,
+)
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.coordinator import Coordinator
 from pausefl_server.rounds.messages import Lost, Register

@@ -8,8 +8,13 @@ from typing import Any
 
 from pausefl_process.databases import open_read_only
 from pausefl_proto.errors import ConfigError
-from pausefl_server.storage.round_log import SELECT_FAILED, SELECT_OBSERVATIONS
-from pausefl_server.storage.rows import ATTEMPT_COLUMNS, EVENT_COLUMNS, MISS_COLUMNS
+from pausefl_server.storage.round_log import (
+    ATTEMPT_COLUMNS,
+    EVENT_COLUMNS,
+    MISS_COLUMNS,
+    SELECT_FAILED,
+    SELECT_OBSERVATIONS,
+)
 
 SCHEMA_VERSION = 7
 """The version of run.db's tables and views."""

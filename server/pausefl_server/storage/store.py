@@ -10,19 +10,19 @@ from pathlib import Path
 
 import numpy as np
 
-from pausefl_process.commit_count import CommitCount
-from pausefl_process.databases import LogGrowth, begin, database_errors, refuse_lost
+from pausefl_process.databases import CommitCount, LogGrowth, begin, database_errors, refuse_lost
 from pausefl_process.files import sqlite_synchronous
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
 from pausefl_server.pings import Ping
 from pausefl_server.records import ACCURACY, STILL_AT_WORK, Evaluation, LogEvent, RoundRecord, unsettled
-from pausefl_server.storage.round_log import SELECT_EVENTS, RoundLog
-from pausefl_server.storage.rows import (
+from pausefl_server.storage.round_log import (
     ATTEMPT_COLUMNS,
     EVENT_COLUMNS,
     MISS_COLUMNS,
     OBSERVATION_COLUMNS,
+    SELECT_EVENTS,
+    RoundLog,
     event_values,
     miss_values,
     observation_row,
