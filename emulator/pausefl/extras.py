@@ -1,14 +1,10 @@
 """The optional packages that commands need, and the errors that say what to install."""
 
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import ParamSpec, TypeVar
 
 from pausefl_proto.errors import ConfigError
-
-P = ParamSpec("P")
-Result = TypeVar("Result")
 
 PACKAGES = {
     "server": ("numba", "prometheus_client", "safetensors"),
@@ -50,27 +46,19 @@ def require(*extras: str) -> None:
         raise ConfigError(f'{", ".join(packages)}: not installed; pip install "pausefl[{",".join(missing)}]"')
 
 
-def needs(*extras: str) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
-    """Decorate a function: if an import in it fails, one ConfigError names all missing packages of these extras."""
+@contextmanager
+def needs(*extras: str) -> Iterator[None]:
+    """If an import in the block fails, raise one ConfigError that names all missing packages of these extras.
 
-    def decorated(function: Callable[P, Result]) -> Callable[P, Result]:
-        @wraps(function)
-        def with_extras(*args: P.args, **kwargs: P.kwargs) -> Result:
-            try:
-                return function(*args, **kwargs)
-            except ModuleNotFoundError as error:
-                if missing := missing_package(error):
-                    require(*extras)
-                    raise missing from error
-                raise
-
-        return with_extras
-
-    return decorated
-
-
-def missing_package(error: ModuleNotFoundError) -> ConfigError | None:
-    """The ConfigError for a failed import, which names the extra to install. None if the module belongs to no extra."""
-    package = (error.name or "").partition(".")[0]
-    extra = next((extra for extra, packages in PACKAGES.items() if package in packages), None)
-    return None if extra is None else ConfigError(f'{package}: not installed; pip install "pausefl[{extra}]"')
+    It also decorates functions. A ConfigError names the module's own extra if these have all packages. The error stays
+    as it is if the module belongs to no extra.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        extra = next((extra for extra, packages in PACKAGES.items() if package in packages), None)
+        if extra is None:
+            raise
+        require(*extras)
+        raise ConfigError(f'{package}: not installed; pip install "pausefl[{extra}]"') from error

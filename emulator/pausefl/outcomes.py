@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from pausefl.extras import missing_package
+from pausefl.extras import needs
 from pausefl_process.ending import BAD_INPUT, INTERRUPTED
 from pausefl_process.events import Outcome
 from pausefl_process.plugins import errors_of_own_code
@@ -28,15 +28,10 @@ class RunInterrupted(PauseflError):
 def exit_with_status(command: Callable[..., None], *arguments: Any) -> None:
     """Run a command. If it fails, print one line that says why, and exit with the status for that failure."""
     try:
-        with errors_of_own_code():
+        with needs(), errors_of_own_code():
             command(*arguments)
     except PauseflError as error:
         _fail(error)
-    except ModuleNotFoundError as error:
-        missing = missing_package(error)
-        if missing is None:
-            raise
-        _fail(missing)
     except KeyboardInterrupt:
         _fail(RunInterrupted("interrupted"))
     except OSError as error:

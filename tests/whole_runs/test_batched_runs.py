@@ -150,7 +150,7 @@ def test_clients_whose_steps_are_captured_can_train_together(tmp_path: Path, mon
     monkeypatch.setattr(batching, "make_trainers", admitted)
     plan = client_plan(pausefl.load("demo", {**RUN, "clients.batched": "on"})).training
     assert batching.with_batching(plan, 3, tmp_path, Told().hear).batched == "on"
-    assert 0.05 < batching.measured_speedup(batching._plain_trainers(plan, 3), 1) < 50
+    assert 0.05 < batching.measured_speedup(batching.plain_trainers(plan, 3), 1) < 50
 
 
 def test_what_cannot_be_batched_trains_alone_and_says_why(tmp_path: Path, together: list[int]) -> None:

@@ -152,35 +152,26 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for row in _played(summary):
-        table.add_row(*row)
-    for name, value, note in (*accuracies(summary), *costs(summary)):
-        table.add_row(name, f"{value} ({note})" if note else value)
-    for row in (*_privacy(summary), *_doubts(summary)):
+    for row in _rows(summary):
         table.add_row(*row)
     return table
 
 
-def _played(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What was played, its accuracy and costs, its privacy, what failed, and how far measurements can be trusted."""
     rounds = f"{summary['rounds']} with {counted(summary['clients'], 'client')}, {asked(summary)}"
     yield "policy", f"{summary['policy']} (seed {summary['seed']})"
     yield f"{turn(summary)}s", f"{rounds}; {summary['stopped_because']}"
     if summary["data"] is not None:
         yield "data", summary["data"]
-
-
-def _privacy(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value, note in (*accuracies(summary), *costs(summary)):
+        yield name, f"{value} ({note})" if note else value
     if summary["max_epsilon_spent"] is None:
         yield "privacy", "none: updates leave without noise"
-        return
-    if told := noise(summary):
+    elif told := noise(summary):
         yield "noise", told
-    if not summary["private"]:
+    if summary["max_epsilon_spent"] is not None and not summary["private"]:
         yield "NOT PRIVATE", "the noise was drawn from the seed: anyone who knows it can subtract it"
-
-
-def _doubts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What failed, and how far the measurements can be trusted."""
     for failure in summary["failures"]:
         yield "failed", f"{counted(failure['jobs'], 'job')}: {failure['reason']}"
     if told := timing_error(summary):

@@ -130,8 +130,7 @@ class Outbox(Generic[Item]):
 
     def take_error(self) -> BaseException | None:
         """The error, told once, of the item that could not be passed on."""
-        if (error := self._error) is not None:
-            self._error = None
+        error, self._error = self._error, None
         return error
 
     def raise_error(self) -> None:

@@ -46,7 +46,7 @@ def _choice(plan: TrainingPlan, asked: int) -> tuple[bool, str]:
     from pausefl_client.batched.layers import NotStackable
     from pausefl_client.batched.training import check_stackable
 
-    trainers = _plain_trainers(plan, asked)
+    trainers = plain_trainers(plan, asked)
     try:
         check_stackable(own_trainers(trainers)[0])
         if plan.batched == "on":
@@ -59,7 +59,7 @@ def _choice(plan: TrainingPlan, asked: int) -> tuple[bool, str]:
     return True, f"the clients of a round train together, {speedup:.2g} times as fast as one by one"
 
 
-def _plain_trainers(plan: TrainingPlan, count: int) -> Sequence[Trainer]:
+def plain_trainers(plan: TrainingPlan, count: int) -> Sequence[Trainer]:
     """Trainers of the first `count` clients, which train one by one, without behaviours and stated times."""
     untimed = replace(plan.workload, step_s=None)
     plain = replace(plan, workload=untimed, behaviours=dict.fromkeys(plan.behaviours, ()), training_times={})

@@ -6,10 +6,9 @@ from pathlib import Path
 from timeit import repeat
 
 from pausefl.runtime.client.plan import TrainingPlan
-from pausefl.runtime.client.process import make_trainers
 from pausefl.runtime.evaluator.rehearsal import told_in_one_line
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, SHARED_STEPS
-from pausefl.runtime.virtual.batching import own_trainers
+from pausefl.runtime.virtual.batching import own_trainers, plain_trainers
 from pausefl_client.training.paced import steps_of
 from pausefl_process.files import held_folder, write_durably
 
@@ -57,10 +56,10 @@ def _shared_step_s(plan: TrainingPlan, campaign: Path) -> float:
 
 def _measured_step_s(plan: TrainingPlan) -> float:
     """The seconds of one training step of the first client on this machine, to three digits, without behaviours."""
-    client_id = plan.client_ids[0]
-    honest = replace(plan, behaviours={**plan.behaviours, client_id: ()})
-    trainer = make_trainers(honest, [client_id])[client_id]
+    (trainer,) = plain_trainers(plan, 1)
     theta = trainer.manifest.with_no_control(own_trainers([trainer])[0].vector.values())
-    with told_in_one_line(plan.workload, f"measuring workload.step_s, which is not set, by training {client_id}"):
+    with told_in_one_line(
+        plan.workload, f"measuring workload.step_s, which is not set, by training {plan.client_ids[0]}"
+    ):
         times_s = repeat(lambda: trainer.train(theta, round=1), number=1, repeat=_TRIALS)
     return float(f"{min(times_s) / steps_of(plan.workload, trainer.n_examples):.3g}")
