@@ -20,7 +20,7 @@ from pausefl.cli import parser
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.toml_source import read_source
 from pausefl.results.report.sweep import caveats, draw_sweep, write_sweep
-from pausefl.runtime.run_dir import CAMPAIGN_PLAN
+from pausefl.runtime.run_dir import CAMPAIGN_PLAN, check_goes_on
 from pausefl.studies.campaign import CampaignInterrupted, Plan, Planned, begin, is_finished, read_plan
 from pausefl.studies.compare import resume_comparison
 from pausefl.studies.executors import side_by_side
@@ -327,6 +327,7 @@ def test_neither_a_run_nor_a_campaign_goes_on_with_other_measured_latencies(tmp_
     for go_on in (
         lambda: resume_sweep(folder, ALONE),
         lambda: pausefl.run(run_dir=folder / "seed1", resume=True, rounds=9, progress=False),
+        lambda: check_goes_on(measured, folder / "seed1"),
     ):
         with refused(f"{file}: was changed since the run in {folder / 'seed1'} began"):
             go_on()

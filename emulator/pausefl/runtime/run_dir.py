@@ -159,10 +159,7 @@ def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> N
     if (run_dir / "run.db").exists():
         if not resume:
             refuse_run_in(run_dir)
-        refuse_changed_files(experiment, run_dir)
-        stored = stored_experiment(run_dir)
-        if differences(stored, experiment):
-            _check_extends(stored, experiment, run_dir)
+        if _extends(experiment, run_dir):
             _extend(run_dir, experiment)
         text = (run_dir / "config.toml").read_bytes()
     else:
@@ -190,13 +187,10 @@ def _file_digests(experiment: Experiment) -> dict[str, str]:
 
 def check_goes_on(experiment: Experiment, run_dir: Path) -> None:
     """ConfigError if the directory holds a run of another experiment, or one without rounds left. Writes nothing."""
-    if not (run_dir / "run.db").exists():
+    rounds = experiment.experiment.rounds
+    if not (run_dir / "run.db").exists() or _extends(experiment, run_dir):
         return
-    stored = stored_experiment(run_dir)
-    if differences(stored, experiment):
-        _check_extends(stored, experiment, run_dir)
-    elif _rounds_at_its_end(run_dir) == experiment.experiment.rounds:
-        rounds = experiment.experiment.rounds
+    if _rounds_at_its_end(run_dir) == rounds:
         raise ConfigError(
             f"--run-dir {run_dir}: holds a run that has played its {rounds} rounds; choose another directory, or"
             " give it more (experiment.rounds)"
@@ -215,14 +209,19 @@ def has_rounds(run_dir: Path) -> bool:
     return _has_rows(run_dir / "run.db", "rounds", if_unreadable=False)
 
 
-def _check_extends(stored: Experiment, experiment: Experiment, run_dir: Path) -> None:
-    """ConfigError unless the experiment is the stored one with more rounds."""
+def _extends(experiment: Experiment, run_dir: Path) -> bool:
+    """Whether the experiment is the run's, with more rounds. ConfigError if other keys, or files of data, differ."""
+    refuse_changed_files(experiment, run_dir)
+    stored = stored_experiment(run_dir)
+    if not differences(stored, experiment):
+        return False
     begun, wanted = stored.experiment.rounds, experiment.experiment.rounds
     if found := differences(with_values(stored, "experiment", rounds=wanted), experiment):
         told = "; ".join(found[:_MOST_NAMED])
         raise ConfigError(f"--run-dir {run_dir}: holds the run of another experiment: {told}")
     if wanted < begun:
         raise ConfigError(f"experiment.rounds = {wanted}: the run in {run_dir} goes to {begun} already, give it more")
+    return True
 
 
 def _extend(run_dir: Path, experiment: Experiment) -> None:
