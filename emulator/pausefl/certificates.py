@@ -47,14 +47,18 @@ def make_certificates(folder: Path, hosts: Sequence[str], client_ids: Sequence[s
             authority.certify(folder / "server", "pausefl server", hosts, usages)
         elif unnamed := _not_named(hosts, folder / "server.pem"):
             said[-1] += f", which does not name {', '.join(unnamed)}; delete it for a certificate of these hosts alone"
+        digests = read_token_digests(str(folder / "tokens.txt")) if (folder / "tokens.txt").exists() else {}
         for client_id in client_ids:
             if _is_missing(folder / "clients" / f"{client_id}.pem", said):
                 usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
                 authority.certify(folder / "clients" / client_id, client_id, [client_id], usages)
-            if _is_missing(folder / "clients" / f"{client_id}.token", said):
-                _write(folder / "clients" / f"{client_id}.token", f"{secrets.token_urlsafe(32)}\n".encode(), 0o600)
+            token = folder / "clients" / f"{client_id}.token"
+            if client_id in digests and not token.exists():  # another one would lock out a client that uses it
+                said.append(f"left {token} out: tokens.txt has a line for it; remove that first for a new token")
+            elif _is_missing(token, said):
+                _write(token, f"{secrets.token_urlsafe(32)}\n".encode(), 0o600)
                 made.append(client_id)
-        _write_digests(folder, made, said)
+        _write_digests(folder, digests, made, said)
     except OSError as error:
         raise ConfigError(f"{error.filename or folder}: cannot be read or written ({error.strerror})") from error
     except ValueError as error:
@@ -132,10 +136,9 @@ def _write_pair(path: Path, certificate: x509.Certificate, key: ec.EllipticCurve
     _write(path.with_name(f"{path.name}.pem"), certificate.public_bytes(pem), 0o644)
 
 
-def _write_digests(folder: Path, made: Sequence[str], said: list[str]) -> None:
+def _write_digests(folder: Path, digests: dict[str, bytes], made: Sequence[str], said: list[str]) -> None:
     """Write the digests of the tokens that were `made`, and of those that tokens.txt has: a removed line locks out."""
     file, paths = folder / "tokens.txt", {path.stem: path for path in sorted((folder / "clients").glob("*.token"))}
-    digests = read_token_digests(str(file)) if file.exists() else {}
     for client_id in paths.keys() & {*digests, *made} if digests else paths:
         digests[client_id] = hashlib.sha256(read_token(str(paths[client_id])).encode()).digest()
     if digests:

@@ -131,10 +131,12 @@ def test_a_new_client_brings_no_client_back_that_was_locked_out(tmp_path: Path) 
     (tmp_path / "clients/moved.token").unlink()
     kept = [line for line in (tmp_path / "tokens.txt").read_text().splitlines(keepends=True) if line[0] != "b"]
     (tmp_path / "tokens.txt").write_text("".join(kept))
-    said = make_certificates(tmp_path, ["server.lab"], ["a", "b", "new"])
-    after = read_token_digests(str(tmp_path / "tokens.txt"))
-    assert after == {"a": before["a"], "moved": before["moved"], "new": after["new"]}
-    assert said[-1] == f"wrote {tmp_path}/tokens.txt: 3 clients; not among them, so locked out: b"
+    for asked in (["a", "b", "new"], ["moved"]):
+        said = make_certificates(tmp_path, ["server.lab"], asked)
+        after = read_token_digests(str(tmp_path / "tokens.txt"))
+        assert after == {"a": before["a"], "moved": before["moved"], "new": after["new"]}
+        assert said[-1] == f"wrote {tmp_path}/tokens.txt: 3 clients; not among them, so locked out: b"
+    assert f"left {tmp_path}/clients/moved.token out: tokens.txt has a line for it" in said[-2]
 
 
 @pytest.mark.parametrize("text", ["", " \n", "a\tb", "schlüssel"])
