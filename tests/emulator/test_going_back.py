@@ -328,7 +328,7 @@ async def test_a_client_that_came_later_is_a_newcomer_again_and_stays_charged(tm
 
 # -- accuracies: the best model stays in its file, and missing evaluations are made later
 
-MANIFEST = Manifest((TensorSpec("synthetic", (SIZE,)),))
+MANIFEST, HALF = (Manifest((TensorSpec("synthetic", (size,)),)) for size in (SIZE, SIZE // 2))
 
 
 class Evaluator:
@@ -348,7 +348,7 @@ class Evaluator:
 
 async def evaluate(folder: Path, rounds: int, *accuracies: float | None, **changes: Any) -> tuple[RunResult, list[str]]:
     """Begin or resume the run up to round `rounds`, with an evaluation per round; returns its result and notices."""
-    files = ModelFiles(folder, MANIFEST)
+    files = ModelFiles(folder, changes.pop("manifest", MANIFEST))
     settings: dict[str, Any] = {"evaluation_every": 1, "minimum_clients": 1, "checkpoint_every": 0} | changes
     settings |= {"evaluate": Evaluator(*accuracies), "best_model": files}
     async with federation(folder, All(1), rounds=rounds, **settings) as run, clients() as some:
@@ -419,12 +419,13 @@ async def test_evaluations_that_are_missing_are_made_up_or_named_also_where_no_r
     assert evaluated(last) == [(1, 0.25), (2, 0.5)]
 
 
-async def test_a_crash_between_the_best_model_and_its_row_is_made_up_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("manifest", [MANIFEST, HALF.with_control()])
+async def test_a_crash_between_the_best_model_and_its_row_is_made_up_for(tmp_path: Path, manifest: Manifest) -> None:
     """The file is of round 2, and the log has no evaluation of round 2: it is evaluated again."""
     second, _ = await evaluate(tmp_path / "twin", 2, 0.25, 0.5)
     await evaluate(tmp_path, 4, 0.25, None, 0.5, 0.375)
-    ModelFiles(tmp_path, MANIFEST).save(2, second.theta)
-    result, said = await evaluate(tmp_path, 5, 0.75, 0.5)
+    ModelFiles(tmp_path, manifest).save(2, second.theta)
+    result, said = await evaluate(tmp_path, 5, 0.75, 0.5, manifest=manifest)
     assert evaluated(tmp_path) == [(1, 0.25), (2, 0.75), (3, 0.5), (4, 0.375), (5, 0.5)]
     assert best_of(result)[0] == 2
     assert not any("not evaluated" in line for line in said)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pausefl_proto.errors import EvaluatorLost, EvaluatorStuck, PauseflError
-from pausefl_proto.wire import Vector, digest
+from pausefl_proto.wire import Vector
 from pausefl_server.actor import Actor
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.records import Evaluation
@@ -52,8 +52,8 @@ class BestModelFile(Protocol):
     def save(self, round: int, theta: Vector) -> None:
         """Replace the kept model durably; OSError if it cannot be written."""
 
-    def load(self) -> tuple[int, Vector] | None:
-        """The round and θ of the kept model; None if there is no intact one."""
+    def load(self) -> tuple[int, Vector, str] | None:
+        """The kept model's round, θ without a control variate, and digest; None if there is no intact one."""
 
 
 def picked_up(
@@ -73,8 +73,8 @@ def picked_up(
     rated = {t: e.accuracy for t, e in evaluations if file is not None and _is_rating(e)}
     ranked = sorted(rated, key=lambda t: (-rated[t], t))
     kept = file.load() if file is not None else None
-    is_logged = kept is not None and digest(kept[1]) == digests.get(kept[0])
-    number, in_file = kept or (None, None)
+    number, in_file, model_digest = kept or (None, None, "")
+    is_logged = kept is not None and model_digest == digests.get(kept[0])
     models = ((t, in_file if t == number else stored(t)) for t in ranked)
     best = next((Best(t, theta, rated[t]) for t, theta in models if theta is not None), None)
     if file is not None and (number in rated or not is_logged):

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from pausefl.runtime.evaluator.plan import DTYPE_BYTES, NO_REST, ModelRest, StoredTensor
 from pausefl_process.files import write_durably
-from pausefl_proto.wire import Manifest, Vector
+from pausefl_proto.wire import Manifest, Vector, digest
 
 # How many models' estimated statistics are kept: those of the last model and of the best.
 _MOST_NOTED = 2
@@ -29,6 +29,7 @@ class ModelFiles:
         fresh = [np.full(t.size, t.name.endswith("var"), np.float32) for t in rest.local.tensors]
         self._noted: dict[int, tuple[Vector, Vector]] = {}
         self._latest: Vector = np.concatenate([np.empty(0, np.float32), *fresh])
+        self._loaded: tuple[Vector | None, str] = None, ""  # θ and digest
 
     def of_model(self, theta: Vector) -> Vector:
         """θ without its control variate, which evaluators and model files do not have."""
@@ -47,15 +48,20 @@ class ModelFiles:
         write_durably(self._run_dir / "model.safetensors", self._bytes(theta, {}))
 
     def save(self, round: int, theta: Vector) -> None:
-        """Write the best model so far, with its round in the file."""
-        write_durably(self._best, self._bytes(theta, {"round": str(round)}))
+        """Write the best model so far, with its round and the log's digest of it, which covers a control variate."""
+        loaded, model_digest = self._loaded
+        model_digest = model_digest if theta is loaded else digest(theta)
+        write_durably(self._best, self._bytes(theta, {"round": str(round), "model_digest": model_digest}))
 
-    def load(self) -> tuple[int, Vector] | None:
-        """The best model so far and its round; None if there is none, or its file is damaged."""
+    def load(self) -> tuple[int, Vector, str] | None:
+        """The round, θ and digest of the best model so far; None if there is none, or its file is damaged."""
         try:
             with safe_open(self._best, framework="np") as file:
                 parts = [file.get_tensor(tensor.name_in_model).ravel() for tensor in self._manifest.of_model.tensors]
-                return int(file.metadata()["round"]), np.concatenate(parts)
+                noted, theta = file.metadata(), np.concatenate(parts)
+                model_digest = noted.get("model_digest") or digest(theta)  # older versions noted none
+                self._loaded = theta, model_digest
+                return int(noted["round"]), theta, model_digest
         except (FileNotFoundError, SafetensorError, KeyError, TypeError, ValueError):
             return None
 
