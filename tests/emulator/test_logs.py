@@ -167,7 +167,7 @@ def test_a_run_that_failed_is_not_blamed_for_what_cannot_be_noted(tmp_path: Path
     log = tmp_path / "run.db"
     if text is not None:
         log.write_text(text)
-    provenance.note_unserved(tmp_path, 0)
+    provenance.note_unserved(tmp_path)
     assert (log.read_text() if log.exists() else None) == text
 
 

@@ -18,7 +18,13 @@ from pausefl.cli.arguments import _folder
 from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.experiment.in_force import in_force
 from pausefl.runtime import run_dir as run_dir_module
-from pausefl.runtime.run_dir import made_run_dir, new_run_dir, resume_command, stored_experiment
+from pausefl.runtime.run_dir import (
+    made_run_dir,
+    new_run_dir,
+    refuse_clients_elsewhere,
+    resume_command,
+    stored_experiment,
+)
 from pausefl_audit.audit import check_ledgers
 from pausefl_client.privacy.ledger import verified_spend
 from pausefl_proto.errors import ConfigError
@@ -123,10 +129,17 @@ def test_a_run_of_clients_elsewhere_does_not_go_on_here(served: Path, tmp_path: 
 
 
 def test_a_server_that_cannot_start_leaves_a_run_where_it_was(killed: Path, tmp_path: Path, refused: Refused) -> None:
-    """The run can be resumed with the command that began it."""
-    line = refused("server", config_in(tmp_path), "--run-dir", killed)
-    assert line.endswith(f"or go on with it: pausefl run --resume {killed}")
+    """The run can be resumed with the command that began it, and by no other once a client has released an update."""
     run_dir, config = shutil.copytree(killed, tmp_path / "run"), config_in(tmp_path, rounds=100_000)
+    line = refused("server", config, "--run-dir", run_dir)
+    assert line.endswith(f"or go on with it: pausefl run --resume {run_dir}")
+    line = refused("server", config, "--resume", "--run-dir", run_dir)
+    assert line.endswith(f"ledgers lie in it; go on with: pausefl run --resume {run_dir}")
+    (run_dir / "run.db").unlink()  # without rounds, too
+    with pytest.raises(ConfigError, match="ledgers lie in it"):
+        refuse_clients_elsewhere(run_dir, served=True)
+    shutil.rmtree(run_dir)
+    begin(run_dir, experiment(rounds=100_000))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = f"server.port={taken.getsockname()[1]}"
         assert "Address already in use" in refused("server", config, "--resume", "--run-dir", run_dir, "--set", port)

@@ -251,7 +251,7 @@ def test_what_no_fleet_can_play_is_refused_before_all_is_written(tmp_path: Path,
 def test_a_run_goes_on_with_the_clients_that_hold_its_ledgers(tmp_path: Path) -> None:
     here, there = write_run(tmp_path / "here", "random", 1), write_run(tmp_path / "there", "random", 1)
     note_start(there, served=True, fleet="0.0.0.0:50051")
-    note_unserved(there, 0)  # the results could not be written, after rounds with these clients
+    note_unserved(there)  # the results could not be written, after rounds with these clients
     fleet = StandingFleet("127.0.0.1:50051")
     assert fleet.serve(parse_experiment("")).server.port == 50051
     with pytest.raises(ConfigError, match=rf"was played by clients of this machine.* pausefl run --resume {here}$"):

@@ -26,7 +26,7 @@ def server(options: argparse.Namespace) -> None:
     from pausefl.runtime.observers import Observed, load_observers
     from pausefl.runtime.plan import plan_of
     from pausefl.runtime.provenance import is_served, note_start, note_unserved, own_code
-    from pausefl.runtime.run_dir import made_run_dir, new_run_dir, resume_command
+    from pausefl.runtime.run_dir import made_run_dir, new_run_dir, refuse_clients_elsewhere, resume_command
     from pausefl.runtime.server.process import serve_run
 
     set_up_log()
@@ -40,17 +40,18 @@ def server(options: argparse.Namespace) -> None:
     observers = load_observers(experiment.experiment.observers)
     with ExitStack() as running:
         running.enter_context(made_run_dir(experiment, run_dir, resume=options.resume))
+        refuse_clients_elsewhere(run_dir, served=True)
         set_up_log(run_dir.name)
         plan = plan_of(experiment, run_dir.name)
         report = running.enter_context(printed_events(run_dir.name))
         observed = running.enter_context(Observed(report, observers, run_dir, plan.shows))
         was_served = is_served(run_dir)
-        last = note_start(run_dir, code=own_code(experiment), served=True)
+        note_start(run_dir, code=own_code(experiment), served=True)
         try:
             result = serve_run(plan.server, run_dir, observed.show, back_to_of(options))
         except PauseflError:
             if not was_served:
-                note_unserved(run_dir, last)
+                note_unserved(run_dir)
             raise
     check_outcome(result.outcome, result.stopped_because, resume_command(run_dir))
 

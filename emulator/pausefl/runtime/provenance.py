@@ -33,8 +33,8 @@ _FLEET = "fleet"
 
 def note_start(
     run_dir: Path, *, code: str = "", owners: Mapping[str, str] | None = None, served: bool = False, fleet: str = ""
-) -> int:
-    """Write this start into the run's log; returns the last round there. With `served`, clients come from outside.
+) -> None:
+    """Write this start into the run's log. With `served`, clients come from outside.
 
     `fleet` is the address at which `pausefl run` expects these clients. `owners` maps client ids to owners of examples.
     `code` is that of `own_code`.
@@ -47,7 +47,6 @@ def note_start(
             store.set_meta("owners", json.dumps(owners, ensure_ascii=False))
         starts = [*starts_of(store), {**this_start(), **({"own_code": code} if code else {})}]
         store.set_meta(_STARTS, json.dumps(starts, ensure_ascii=False))
-        return store.log().last
 
 
 def is_served(run_dir: Path) -> bool:
@@ -60,8 +59,8 @@ def fleet_of(run_dir: Path) -> str:
     return meta_of(run_dir, _FLEET) or ""
 
 
-def note_unserved(run_dir: Path, last: int) -> None:
-    """Withdraw the note that clients come from outside, unless one may have had a job, as in a round after `last`.
+def note_unserved(run_dir: Path) -> None:
+    """Withdraw the note that clients come from outside, unless one may have had a job, as in any round.
 
     A missing or unwritable log is ignored: the caller is about to report why the run failed.
     """
@@ -69,7 +68,7 @@ def note_unserved(run_dir: Path, last: int) -> None:
     with suppress(ConfigError):
         if log.exists():
             with closing(Store(log, verify=False)) as store:
-                if not (store.has_sent or store.log().last > last):
+                if not (store.has_sent or store.log().last):
                     store.set_meta(_SERVED, "false")
 
 

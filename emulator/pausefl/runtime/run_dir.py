@@ -263,7 +263,7 @@ def refuse_clients_elsewhere(run_dir: Path, *, served: bool) -> None:
 
     `served`: whether the clients now come from outside.
     """
-    if served and has_rounds(run_dir) and not is_served(run_dir):
+    if served and not is_served(run_dir) and (has_rounds(run_dir) or _has_releases(run_dir)):
         raise ConfigError(
             f"{run_dir}: was played by clients of this machine, whose ledgers lie in it; go on with:"
             f" {resume_command(run_dir)}"
@@ -293,8 +293,11 @@ def _has_lost_log(run_dir: Path) -> bool:
 
 
 def _was_played(run_dir: Path) -> bool:
-    ledgers = (run_dir / "ledgers").glob("*.db")
-    return _has_rows(run_dir / "run.db", "rounds") or any(_has_rows(ledger, "releases") for ledger in ledgers)
+    return _has_rows(run_dir / "run.db", "rounds") or _has_releases(run_dir)
+
+
+def _has_releases(run_dir: Path) -> bool:
+    return any(_has_rows(ledger, "releases") for ledger in (run_dir / "ledgers").glob("*.db"))
 
 
 def _has_rows(path: Path, table: str, *, if_unreadable: bool = True) -> bool:
