@@ -46,8 +46,11 @@ def while_output_is_read() -> Iterator[None]:
 
     The exit is silent if the reader of the output has gone (`| head -1`). Characters outside its encoding are escaped.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+            with suppress(OSError):  # it is not a file
+                os.set_blocking(stream.fileno(), True)  # else a slow reader is an error, if a parent has set this
     try:
         try:
             yield

@@ -1,11 +1,13 @@
 """Real runs that are interrupted or killed, or whose output is not read: what they leave and how they are resumed."""
 
+import fcntl
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import psutil
@@ -181,6 +183,18 @@ def test_output_that_no_process_reads_is_no_traceback() -> None:
     finally:
         os.close(theirs)
     assert (done.returncode, done.stderr) == (FAILED, b"")
+
+
+def test_a_pipe_that_blocks_no_writer_loses_no_output() -> None:
+    """As a parent may have made it: a full pipe is an error then, also for a reader that reads on."""
+    ours, theirs = os.pipe()
+    fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(theirs, False)
+    with os.fdopen(ours, "rb") as reader, subprocess.Popen([*PAUSEFL, "completion", "bash"], stdout=theirs) as process:
+        os.close(theirs)
+        wait_for(lambda: fcntl.ioctl(ours, termios.FIONREAD, bytes(4)) == (4096).to_bytes(4, sys.byteorder), "output")
+        assert len(reader.read()) > 4096
+        assert process.wait() == 0
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
