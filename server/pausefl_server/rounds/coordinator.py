@@ -140,7 +140,7 @@ class Coordinator(Actor[_Message]):
         """Play the next round, if there is one and a client to play it with."""
         number = self.state.round + 1
         if number > self._settings.rounds:
-            self._end_run("completed", "all rounds done")
+            self._end_run("completed", f"all {'steps' if self._settings.is_asynchronous else 'rounds'} done")
         self._heed_end(is_between_rounds=True)
         if self.stopped_because:
             return
