@@ -207,13 +207,22 @@ def test_neither_signal_nor_disk_loses_a_run_brought_back(tmp_path: Path, monkey
         outcome = Job(experiment().to_toml(), tmp_path, "run", is_elsewhere=True)()
     assert isinstance(outcome, RunInterrupted)
     assert (tmp_path / "run/played").exists()
-    with monkeypatch.context() as patched:  # nor does a full disk
+
+    def fill() -> None:
         patched.setattr(Path, "rename", lambda *_: os.truncate(tmp_path / "none", 0))
-        said = str(Job(experiment().to_toml(), tmp_path, "run", is_elsewhere=True)())
-    assert said.startswith(f"{tmp_path}/run: cannot be brought back (No such file or directory); move it there from ")
-    left = Path(said.partition(" from ")[2].partition(" on ")[0])
-    assert (left / "played").exists()
-    shutil.rmtree(left.parent)
+
+    torn = tmp_path / "run/summary.json"
+    for trouble, why in (
+        (fill, "No such file or directory"),
+        (torn.touch, f"{torn}: "),
+    ):  # nor does a full or lost disk
+        with monkeypatch.context() as patched:
+            patched.setattr("pausefl.studies.job.run_experiment", lambda *_, do=trouble, **__: do())
+            said = str(Job(experiment().to_toml(), tmp_path, "run", is_elsewhere=True)())
+        assert said.startswith(f"{tmp_path}/run: cannot be brought back ({why}")
+        left = Path(said.partition("; move it there from ")[2].partition(" on ")[0])
+        assert (left / "played").exists()
+        shutil.rmtree(left.parent)
 
 
 @pytest.mark.end_to_end
@@ -281,6 +290,14 @@ def test_no_job_is_lost_while_slurm_is_silent_or_unreadable(tmp_path: Path, monk
             time.sleep(0.05)
         return Unreadable()
 
+    run, refusals = subprocess.run, [BlockingIOError(11, "no process more")]
+
+    def refused_once(*words: Any, **options: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return run(*words, **options)
+
+    monkeypatch.setattr("pausefl.studies.executors.subprocess.run", refused_once)
     with _SlurmExecutor(submitit.LocalExecutor(tmp_path / "jobs")) as executor:
         future = executor.submit(work, done)
         wait_for(lambda: looks.exists() and len(looks.read_text().split()) > 2 * _LOST_AFTER_LOOKS, "looks")

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -144,9 +144,12 @@ class _SlurmExecutor(Executor):
 
     def _look(self) -> None:
         while self._jobs or not self._is_shut.wait(_LOOKS_EVERY_S):
-            queued = _queued()
-            for job in list(self._jobs):
-                job.look("unknown" if queued is None else queued.get(job.number, ""))
+            with suppress(
+                OSError
+            ):  # the folder of the jobs cannot be read, or no process be started: the next look may
+                queued = _queued()
+                for job in list(self._jobs):
+                    job.look("unknown" if queued is None else queued.get(job.number, ""))
             self._jobs = [job for job in self._jobs if not job.done()]
             self._is_shut.wait(_LOOKS_EVERY_S)
 

@@ -84,17 +84,15 @@ def on_own_disk(kept: Path) -> Iterator[Path]:
         try:
             yield run_dir
         finally:
-            if run_dir.exists() and was_finished == is_finished(kept):  # else another job has finished it meanwhile
-                with signals_to(signal.SIG_IGN, signal.SIGINT, signal.SIGUSR2, *asking_to_end()):  # or the run is lost
-                    try:
+            with signals_to(signal.SIG_IGN, signal.SIGINT, signal.SIGUSR2, *asking_to_end()):  # or the run is lost
+                try:
+                    if run_dir.exists() and was_finished == is_finished(kept):  # else another job has finished it
                         _bring_back(run_dir, kept)
-                    except OSError as error:  # of the shared disk, which may be full
-                        left = shutil.move(run_dir, tempfile.mkdtemp(prefix="pausefl-left-"))
-                        why = error.args[0][0][2] if isinstance(error, shutil.Error) else reason(error)
-                        place = f"{left} on {os.uname().nodename}"
-                        raise PauseflError(
-                            f"{kept}: cannot be brought back ({why}); move it there from {place}"
-                        ) from error
+                except (OSError, ConfigError) as error:  # the shared disk may be full, or no longer readable
+                    left = shutil.move(run_dir, tempfile.mkdtemp(prefix="pausefl-left-"))
+                    why = error.args[0][0][2] if isinstance(error, shutil.Error) else reason(error)
+                    place = f"{left} on {os.uname().nodename}"
+                    raise PauseflError(f"{kept}: cannot be brought back ({why}); move it there from {place}") from error
 
 
 def _bring_back(run_dir: Path, kept: Path) -> None:
