@@ -6,6 +6,9 @@
 line=$(sed -n "$((JOB_COMPLETION_INDEX + 1))p" "$1") kept=$2
 name=${line%% *} own=${TMPDIR:-/tmp}/run
 [ -n "$name" ] || { echo "$1: has no line for number $JOB_COMPLETION_INDEX" >&2; exit 2; }
+new=$kept/.$name.new old=$kept/.$name.old
+# The last pod may have been killed while it brought the run back.
+[ -e "$kept/$name" ] || [ ! -e "$old" ] || mv "$old" "$kept/$name" || exit
 if [ -e "$kept/$name/run.db" ]; then
     cp -r "$kept/$name" "$own" || exit
     set -- --resume "$own"
@@ -22,6 +25,8 @@ while kill -0 $! 2>/dev/null; do # a signal ends a wait
     status=$?
 done
 if [ -e "$own/run.db" ]; then
-    rm -rf "$kept/.$name" && cp -r "$own" "$kept/.$name" && rm -rf "${kept:?}/$name" && mv "$kept/.$name" "$kept/$name" || exit
+    rm -rf "$new" "$old" && cp -r "$own" "$new" || exit
+    [ ! -e "$kept/$name" ] || mv "$kept/$name" "$old" || exit
+    mv "$new" "$kept/$name" && rm -rf "$old" || exit
 fi
 exit $status
