@@ -9,6 +9,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -33,7 +34,7 @@ def imported(name: str) -> Any:
     """The object that `name` stands for. ValueError, in one line, if the import fails, whatever its module raises."""
     module, _, attribute = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return attrgetter(attribute)(importlib.import_module(module))
     except OWN_CODE_ERRORS as error:
         raise ValueError(with_place(error)) from error
 

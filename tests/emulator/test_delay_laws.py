@@ -44,6 +44,7 @@ from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.links import LatencyTable
 from pausefl.experiment.population.availability import Presence
 from pausefl.runtime.client.links import make_links
+from pausefl.studies.ahead import expected_wait_s
 from pausefl.studies.simulation.engine import Setting, server_of, simulate
 from pausefl.studies.simulation.newcomers import DriftSetting
 from pausefl_proto.draws import generator
@@ -288,7 +289,7 @@ class BadDraws(SampledDelay):
     def __init__(self, returned: Callable[[int], object], sound: int) -> None:
         self.returned, self.sound = returned, sound
 
-    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> np.ndarray:
+    def sample(self, rng: np.random.Generator, n: int, first_round: int) -> np.ndarray:  # type: ignore[override]  # users may
         return np.ones(n) if n == self.sound else self.returned(n)  # type: ignore[return-value]  # wrong on purpose
 
 
@@ -358,10 +359,13 @@ def test_a_parameter_whose_type_is_unknown_is_named(
 
 
 @pytest.mark.parametrize("case", ["negative", "nan", "too many", "scalar", "file"])
-def test_bad_draws_end_a_simulation_and_a_run(case: str) -> None:
+def test_bad_draws_end_a_simulation_a_validation_and_a_run(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some laws fail only then: a link asks for one draw, a simulation for one per round."""
     returned, message = BAD_DRAWS[case]
-    law = BadDraws(returned, sound=16)
+    law: Any = BadDraws(returned, sound=16)
+    monkeypatch.setitem(sys.modules, "own_law", SimpleNamespace(law=lambda: law))
+    with pytest.raises(ConfigError, match=message):
+        expected_wait_s(parse_experiment("", ["latency.delay.kind=own_law:law"]))
     with pytest.raises(ConfigError, match=message):
         simulate(Pause(1), Setting({"a": law, "b": law}, {"a": 1, "b": 1}, server_of(0.05)), 20)
     plan = replace(links_of(parse_experiment(""))["client-000"], delay=law)

@@ -491,6 +491,7 @@ class Way(Enum):
 @dataclass(frozen=True)
 class Typed(Random):
     way: Way = Way.FIRST
+    marks: frozenset[int] = frozenset()
     rank: int = field(init=False, default=0)
 
 
@@ -500,12 +501,11 @@ def test_a_summary_is_json_whatever_a_policy_takes_and_a_resumed_run_has_the_sam
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
 
-    own = f"{__name__}:Typed"
-    for policy, table, told in (
-        ("sa-pause", {"steps": 5}, {"time_cap_s": None}),
-        (own, {"way": "last"}, {"m": 2, "way": "last"}),
+    for chosen, told in (
+        ({"selection.policy": "sa-pause", "selection.sa-pause.steps": 5}, {"time_cap_s": None}),
+        ({"selection.policy": Typed(2, Way.LAST, frozenset({7}))}, {"m": 2, "way": "last", "marks": [7]}),
     ):
-        experiment = small({"selection.policy": policy, f'selection."{policy}"': table})
+        experiment = small(chosen)
         play_virtually(plan_of(experiment, "run"), tmp_path, lambda _: None)
         summary = json.loads((tmp_path / "summary.json").read_text("utf-8"), parse_constant=refuse)
         assert summary["policy_parameters"].items() >= told.items()

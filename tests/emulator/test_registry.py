@@ -40,6 +40,10 @@ class Again(Random):
     """Choose at random, under another name."""
 
 
+class Sets:
+    Counter = Counter
+
+
 class Unfinished(dict, abc.ABC):
     @abc.abstractmethod
     def finish(self): ...
@@ -105,7 +109,7 @@ def test_a_name_that_two_packages_add_is_refused_in_one_line_with_both(package: 
     for look in (THINGS.find, THINGS.check_name):
         with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
             look("counter", "some.thing")
-    assert THINGS.find("more_pausefl:Counter", "some.thing").__name__ == "Counter"
+    assert THINGS.find("more_pausefl:Sets.Counter", "some.thing").__name__ == "Counter"  # within another class
 
 
 @pytest.mark.parametrize(

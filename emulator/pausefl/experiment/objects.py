@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
 from functools import cache
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -25,6 +26,7 @@ from pausefl_process.plugins import OWN_CODE_ERRORS, is_library, with_place
 from pausefl_proto.errors import ConfigError
 
 _CELL, _WRITTEN = "pausefl_cell_", "WRITTEN"
+_MOST_VALUES = 10_000  # of an array: with more, it is data, which each process makes itself
 _IMPORTED = '''"""Code that a script or notebook defined, as cloudpickle wrote it."""
 
 import base64
@@ -43,10 +45,12 @@ def as_toml(value: Any, key: str) -> Any:
 
     Every process of a run imports these names. Raises ConfigError, which begins with `key`, for any other object.
     """
-    if isinstance(value, np.generic | np.ndarray):
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size <= _MOST_VALUES):
         value = value.tolist()
-    elif isinstance(value, Path):
-        value = str(value)
+    elif isinstance(value, Path | Enum):
+        value = str(value) if isinstance(value, Path) else value.value
+    elif isinstance(value, set | frozenset):
+        value = sorted(value)
     if isinstance(value, type | FunctionType):
         return _name_of(value, key)
     if is_dataclass(value) and not isinstance(value, type):

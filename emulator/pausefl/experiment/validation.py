@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pausefl_process.plugins import where_raised, with_place
 from pausefl_proto.errors import ConfigError
+from pausefl_proto.excerpts import excerpt
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -57,7 +58,7 @@ def explain(error: ValidationError, model: type[BaseModel] | None, table: str = 
         return f"{within}: {mistake['input']!r} is no name; letters, digits, - and _ make one"
     # There is one mistake for each member of a union.
     allowed = [_allowed(other) for other in mistakes if _path(other) == path]
-    return f"{key} = {mistake['input']!r}: must be {' or '.join(dict.fromkeys(allowed))}"
+    return f"{key} = {excerpt(repr(mistake['input']))}: must be {' or '.join(dict.fromkeys(allowed))}"
 
 
 def _path(mistake: "ErrorDetails") -> list[str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from pausefl.experiment.delay_laws import sampled_delays
 from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.experiment.links import plan_links
 from pausefl.experiment.toml_source import preset_names
@@ -43,7 +44,7 @@ def expected_wait_s(experiment: Experiment) -> float:
         return 0.0
     rng, scale, selection = np.random.default_rng(1), experiment.latency.time_scale, experiment.selection
     links = plan_links(experiment.latency, experiment.client_ids, experiment.experiment.seed_of("latency"))
-    delays_s = scale * np.array([link.exchange.sample(rng, _DRAWS) for link in links.values()])
+    delays_s = scale * np.array([sampled_delays(link.exchange, rng, _DRAWS) for link in links.values()])
     delays_s = np.minimum(delays_s, experiment.round_timeout_s or GREATEST_S * max(1.0, scale))
     asked, spare = experiment.asked, selection.asked - selection.m
     if experiment.is_asynchronous:
