@@ -279,11 +279,17 @@ def test_the_model_of_a_ledger_in_the_unit_of_a_vector_may_change(tmp_path: Path
         assert release(SYNTHETIC, tmp_path, *sized, own=tmp_path)["client-000"] == released
 
 
-def test_ledgers_that_cannot_be_written_are_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "no-folder"
+def test_ledgers_that_cannot_be_used_are_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run finds a file in place of the folder, and a client's process another file in it."""
+    folder, run_dir = tmp_path / "ledgers", ("--run-dir", tmp_path / "run")
+    whose = "run", synthetic(tmp_path), *run_dir, "--set", f"privacy.ledger_dir={folder}"
     folder.write_text("a file")
-    said = complaint(capsys, "run", "demo", "--run-dir", tmp_path / "run", "--set", f"privacy.ledger_dir={folder}")
-    assert re.fullmatch(rf'privacy\.ledger_dir = "{folder}": cannot be written \(.*\)', said)
+    assert complaint(capsys, *whose).startswith(f'privacy.ledger_dir = "{folder}": cannot be written (')
+    folder.unlink()
+    folder.mkdir()
+    (folder / "a.db").write_text("another file")
+    said = complaint(capsys, *whose)
+    assert re.match(rf'pausefl-client-00[01]: privacy\.ledger_dir = "{folder}": holds a\.db', said)
     assert not (tmp_path / "run").exists()
 
 

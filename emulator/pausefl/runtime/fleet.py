@@ -20,7 +20,7 @@ from pausefl.runtime.forks import client_imports, forked_client, forked_run, spa
 from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.plan import ProcessPlan, RunPlan
 from pausefl.runtime.processes.lifetime import begin_to_import, start
-from pausefl.runtime.processes.log_file import how_it_ended, last_line
+from pausefl.runtime.processes.log_file import how_it_ended
 from pausefl.runtime.processes.logs import add_warning
 from pausefl.runtime.processes.resources import allow_many_files
 from pausefl.runtime.scrape_targets import SERVER, Targets
@@ -126,6 +126,7 @@ class Fleet:
         self._is_playing = False  # whether a round was committed
         self._targets = Targets(run_dir) if port >= 0 else None
         self._lines: dict[Connection[Any, Any], str] = {}  # from client processes, with the process's name
+        self._failures: dict[str, Failed] = {}  # why a client process ended, by its name
         self._stop = stop or threading.Event()
         self._limits: list[threading.Timer] = []
         # How a signal's handler wakes `_watch`, which alone reports: the signal may have interrupted a report.
@@ -198,15 +199,14 @@ class Fleet:
                 elif ready is events:
                     event = self._next(events)
                     if isinstance(event, (Done, Failed)):
-                        for line in [*self._lines]:
-                            while line.poll() and self._hear(line, report_failure):
-                                pass
+                        self._hear(self._lines, report_failure)
                     if isinstance(event, Done):
                         return
                     self._take(event, report)
                 elif isinstance(ready, Connection):
-                    self._hear(ready, report_failure)
+                    self._hear([ready], report_failure)
                 else:
+                    self._hear(self._lines, report_failure)  # the process may have said why it ends
                     self._on_exit(self._running.pop(ready), report)  # type: ignore[arg-type]  # a sentinel
 
     def _take(self, event: ProgressEvent, report: Report) -> None:
@@ -240,19 +240,22 @@ class Fleet:
             raise ServerLost(f"the server ended unexpectedly{how}") from None
         return event
 
-    def _hear(self, line: "Connection[Any, Any]", report: Report) -> bool:
-        """Act on what a client process says. Returns False if it has ended and says nothing more."""
-        try:
-            event = line.recv()
-        except (EOFError, OSError):  # `_on_exit` reports it
-            line.close()
-            del self._lines[line]
-            return False
-        if not isinstance(event, MetricsServed):
-            report(event)
-        elif self._targets is not None:
-            self._targets.add(self._lines[line], event)
-        return True
+    def _hear(self, lines: "Iterable[Connection[Any, Any]]", report: Report) -> None:
+        """Act on all that client processes have said on these lines by now."""
+        for line in [*lines]:
+            try:
+                while line.poll():
+                    match line.recv():
+                        case MetricsServed() as event:
+                            if self._targets is not None:
+                                self._targets.add(self._lines[line], event)
+                        case Failed() as event:
+                            self._failures[self._lines[line]] = event
+                        case event:
+                            report(event)
+            except (EOFError, OSError):  # the process has ended, which `_on_exit` reports
+                line.close()
+                self._lines.pop(line, None)
 
     def _is_late(self) -> bool:
         """Whether the run was asked to end, and the server should have done so by now."""
@@ -316,8 +319,8 @@ class Fleet:
             if self._targets is not None:
                 self._targets.forget(process.name)
             return
-        if not self._is_playing and process.exitcode == BAD_INPUT:  # its log may be removed, so quote it
-            raise ConfigError(f"{process.name}: {last_line(self._clients_log)}")
+        if not self._is_playing and (failed := self._failures.get(process.name)) is not None:
+            raise (ConfigError if failed.bad_input else PauseflError)(f"{process.name}: {failed.message}")
         message = f"{process.name} ended{how_it_ended(process.exitcode, self._clients_log)}"
         if not self._is_playing:
             raise PauseflError(message)

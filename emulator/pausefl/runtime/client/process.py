@@ -40,7 +40,7 @@ from pausefl_client.training.trainer import Trainer
 from pausefl_client.training.trainer_pool import TrainerPool
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_process.ending import BAD_INPUT
-from pausefl_process.events import Report
+from pausefl_process.events import Failed, Report
 from pausefl_process.host_monitor import Clock, HostMonitor, HostWatch
 from pausefl_process.plugins import errors_of_own_code
 from pausefl_proto.errors import ConfigError, PauseflError, first_error
@@ -78,13 +78,14 @@ def run_client_process(
 ) -> None:
     """The main function of a client process that `fleet` started.
 
-    `events` receives `MetricsServed` and, in a private run, notices why jobs failed. `roll_calls` delivers the rounds
-    at which clients join or leave, if any.
+    `events` receives `MetricsServed`, in a private run notices why jobs failed, and `Failed` for an error that ends the
+    process. `roll_calls` delivers the rounds at which clients join or leave, if any.
     """
     die_with_parent()
     ignore_interrupts()
     allow_many_files()
     keep_freed_memory()
+    report = events.send if events is not None else lambda _: None
     try:
         write_output_to(run_dir / "clients.log")
         set_up_log(run_dir.name)
@@ -93,12 +94,13 @@ def run_client_process(
             from pausefl.runtime.netem import enter_namespace
 
             enter_namespace(plan.latency, plan.links, run_dir, client_ids[0], address.rpartition(":")[0])
-        report = events.send if events is not None else lambda _: None
         with errors_of_own_code(), first_error(), telling_failures(plan, report):
             run_telling_waits(run_clients_over_grpc(plan, client_ids, address, run_dir / "ledgers", report, roll_calls))
     except PauseflError as error:
         log.error("%s", error)
-        sys.exit(BAD_INPUT if isinstance(error, ConfigError) else 1)
+        is_bad_input = isinstance(error, ConfigError)
+        report(Failed(str(error), is_bad_input))
+        sys.exit(BAD_INPUT if is_bad_input else 1)
 
 
 @dataclass(frozen=True)
