@@ -200,6 +200,14 @@ class LogEvent:
     """With "given" and "withdrawn": the job's attempt, which counts how often that model was handed out."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """How long an idle client took to answer a ping. It is logged with the round under way."""
+
+    client_id: str
+    ping_s: float
+
+
 def unsettled(client_id: str, round: int, attempt: int) -> LogEvent:
     """The event of a client that may have charged, or may yet charge, a job without telling the server."""
     which = f"round {round}" if attempt == 1 else f"attempt {attempt} at round {round}"

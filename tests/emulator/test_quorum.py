@@ -18,8 +18,7 @@ from pausefl_server.model.aggregation import Aggregation, weighted_mean
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import ServerOptimizer
 from pausefl_server.model.staleness import Asynchronous
-from pausefl_server.pings import Ping
-from pausefl_server.records import EventKind, LogEvent
+from pausefl_server.records import EventKind, LogEvent, Ping
 from pausefl_server.rounds.aggregation import WeightedUpdate, discounted
 from pausefl_server.rounds.deadline import answers_needed
 from pausefl_server.rounds.elapsed import Elapsed

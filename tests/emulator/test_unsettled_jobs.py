@@ -15,8 +15,7 @@ from pausefl.results.accounting import UnansweredJobs
 from pausefl.results.tally import RunTally
 from pausefl_server.clients import ClientTable
 from pausefl_server.monitoring.progress import LINES, PER_S, LineLimit
-from pausefl_server.pings import Ping
-from pausefl_server.records import EventKind, LogEvent, Miss, unsettled
+from pausefl_server.records import EventKind, LogEvent, Miss, Ping, unsettled
 from pausefl_server.rounds.messages import Lost, Refusal, RefusalKind, Shutdown, Update
 from pausefl_server.rounds.pending_events import PendingEvents
 from pausefl_server.selection.policies.everyone import All

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pausefl_server.host_limits import DOUBTS
-from pausefl_server.pings import Ping
-from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
+from pausefl_server.records import Evaluation, LogEvent, Observation, Ping, RoundRecord, Timing
 from pausefl_server.storage import store
 from rigs.log import record
 

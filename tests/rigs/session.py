@@ -18,8 +18,7 @@ from pausefl_client.privacy.mechanism import Mechanism, NumpyLaplace
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession
 from pausefl_client.session_settings import ClientSettings, HostResources
-from pausefl_client.training.paced import PacedTrainer
-from pausefl_client.training.trainer import TrainingOutcome
+from pausefl_client.training.trainer import PacedTrainer, TrainingOutcome
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import PauseflError

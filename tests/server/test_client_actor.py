@@ -17,7 +17,8 @@ from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack_job, unpack
 from pausefl_server.model.norm_bound import NormBound
-from pausefl_server.pings import Ping, PingSchedule
+from pausefl_server.records import Ping
+from pausefl_server.rounds.membership import PingSchedule
 from pausefl_server.rounds.messages import Refusal
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.command import query

@@ -22,8 +22,7 @@ from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.optimizers import ServerOptimizer
-from pausefl_server.pings import Ping
-from pausefl_server.records import LogEvent, Timing
+from pausefl_server.records import LogEvent, Ping, Timing
 from pausefl_server.rounds.messages import Lost, Refusal, Shutdown
 from pausefl_server.selection.base import Context, Inspection, Policy, Selection
 from pausefl_server.selection.policies.everyone import All

@@ -19,8 +19,7 @@ from pausefl_proto.wire import Vector
 from pausefl_server.model.norm_bound import TAIL_PROBABILITY, NormBound
 from pausefl_server.model.staleness import Asynchronous
 from pausefl_server.monitoring.progress import ProgressReporter
-from pausefl_server.pings import Ping
-from pausefl_server.records import Observation, RoundRecord, Timing
+from pausefl_server.records import Observation, Ping, RoundRecord, Timing
 from pausefl_server.release_checks import check_ledger, check_release, is_plausible
 from pausefl_server.rounds.budget_exhaustion import budgets_end, rounds_left, too_few_left
 from pausefl_server.rounds.choosing import free_places

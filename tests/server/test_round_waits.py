@@ -23,8 +23,7 @@ from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack
 from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.monitoring.metrics import make_registry
-from pausefl_server.pings import Ping
-from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, Ping, RoundRecord, Timing
 from pausefl_server.rounds.deadline import (
     FACTOR,
     GREATEST_S,

@@ -17,7 +17,6 @@ from pausefl_client.training.method import Batch, TrainingMethod, checked_losses
 from pausefl_client.training.model_vector import ConstantBuffers, ModelVector, views
 from pausefl_client.training.optimizer_states import JoinedStates, StateWriter, comparable, joined, parted, read_states
 from pausefl_client.training.optimizers import LearningRates
-from pausefl_client.training.paced import steps_of
 from pausefl_client.training.random_layers import RandomLayers
 from pausefl_client.training.tasks import Classification
 from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
@@ -65,7 +64,7 @@ class TorchTrainer:
         self.device = device
         examples = data.examples
         self.n_examples = len(examples)
-        self.steps = steps_of(settings, self.n_examples)
+        self.steps = settings.steps(self.n_examples)
         """The number of optimizer steps in a round."""
         is_counted = data.classes <= MAX_STATISTICS and are_classes(examples.labels, data.classes)
         counts = np.bincount(examples.labels, minlength=data.classes) if is_counted else ()

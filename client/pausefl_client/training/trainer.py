@@ -1,11 +1,13 @@
 """The trainer's interface for a client session. It does not import torch: a synthetic model needs none."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol
 
 from pausefl_client.data.holdings import Holding
 from pausefl_client.registries import OPTIMIZERS, SCHEDULES
+from pausefl_client.training.pace import pace
 from pausefl_proto.number_types import Count, Positive
 from pausefl_proto.wire import Manifest, Vector
 
@@ -41,6 +43,11 @@ class TrainingSettings:
         OPTIMIZERS.check_name(self.optimizer, "workload.optimizer")
         if self.schedule:
             SCHEDULES.check_name(str(self.schedule.get("kind", "")), "workload.schedule.kind")
+
+    def steps(self, n_examples: int) -> int:
+        """How many optimizer steps a client with `n_examples` examples takes in a round."""
+        steps = self.epochs * -(-n_examples // self.batch_size)
+        return steps if self.max_steps is None else min(steps, self.max_steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +122,18 @@ class WrappedTrainer:
 
     def restore(self, state: bytes) -> None:
         self._trainer.restore(state)
+
+
+class PacedTrainer(WrappedTrainer):
+    """Trains as another trainer does, but for no less than a given time. It takes longer if the training does."""
+
+    def __init__(self, trainer: Trainer, duration_s: Callable[[int], float]) -> None:
+        """`duration_s`: round -> how long training takes at least, in seconds."""
+        super().__init__(trainer)
+        self._duration_s = duration_s
+
+    def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
+        return pace().during(self._duration_s(round), partial(super().train, theta, round=round))
 
 
 def innermost(trainer: Trainer) -> Trainer:

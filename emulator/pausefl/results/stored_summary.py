@@ -16,7 +16,7 @@ from pausefl_process.events import Outcome
 from pausefl_process.files import reason
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.privacy_unit import PrivacyUnit
-from pausefl_server.storage.server_phase import SERVER_PHASE, ServerPhase
+from pausefl_server.storage.store import SERVER_PHASE, ServerPhase
 
 _MEND = "delete it and resume the run"
 _MOST_NAMED = 4

@@ -20,7 +20,7 @@ from pausefl_server.connections.exchange import (
     update_of,
 )
 from pausefl_server.connections.peer_limits import ClientRateLimit
-from pausefl_server.pings import Ping
+from pausefl_server.records import Ping
 from pausefl_server.rounds.messages import Dispatch, Order, Refusal, RefusalKind, Update
 from pausefl_server.rounds.preparation import off_loop
 from pausefl_server.settings import ServerSettings

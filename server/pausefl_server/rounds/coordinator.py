@@ -14,8 +14,7 @@ from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, digest
 from pausefl_server.actor import Actor
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.monitoring.observer import RunObserver
-from pausefl_server.pings import Ping
-from pausefl_server.records import EventKind, LogEvent, RoundRecord, unsettled
+from pausefl_server.records import EventKind, LogEvent, Ping, RoundRecord, unsettled
 from pausefl_server.release_checks import check_release, is_plausible
 from pausefl_server.rounds.aggregation import aggregate
 from pausefl_server.rounds.budget_exhaustion import budgets_end, too_few_left, used_up

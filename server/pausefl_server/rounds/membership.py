@@ -1,7 +1,8 @@
 """The connected clients: registration and loss, the roll call before a round, and pings of idle clients."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Container, Iterable
+from itertools import islice
 
 from pausefl_process.events import Outcome
 from pausefl_proto.errors import WireError
@@ -9,12 +10,41 @@ from pausefl_proto.excerpts import excerpt
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.clients import ClientTable
 from pausefl_server.monitoring.observer import RunObserver
-from pausefl_server.pings import PingSchedule
 from pausefl_server.records import STILL_AT_WORK, LogEvent, unsettled
 from pausefl_server.rounds.admission import check_hello, joined
 from pausefl_server.rounds.messages import Dispatch, Peer, Refusal, Register, Update
 from pausefl_server.rounds.open_step import OpenStep
 from pausefl_server.settings import ServerSettings
+
+
+class PingSchedule:
+    """Schedules `per_s` pings a second on average, and at most one second's share of them at once."""
+
+    def __init__(self, per_s: float) -> None:
+        self._per_s = per_s
+        self._clients: OrderedDict[str, None] = OrderedDict()
+        self._allowance = 0.0
+        self._last_s: float | None = None
+
+    def join(self, client_id: str) -> None:
+        """Ping this client too, after all clients that wait for their turn."""
+        self._clients[client_id] = None
+
+    def leave(self, client_id: str) -> None:
+        """Stop pinging the client."""
+        del self._clients[client_id]
+
+    def take_due(self, now_s: float, busy: Container[str]) -> list[str]:
+        """Return the clients to ping now, and move them to the end of the queue. Busy clients keep their places."""
+        if self._last_s is not None:
+            earned = self._allowance + self._per_s * (now_s - self._last_s)
+            self._allowance = min(earned, max(self._per_s, 1.0))
+        self._last_s = now_s
+        due = list(islice((c for c in self._clients if c not in busy), int(self._allowance)))
+        for client_id in due:
+            self._clients.move_to_end(client_id)
+        self._allowance -= len(due)
+        return due
 
 
 class Membership:

@@ -5,6 +5,7 @@ import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
+from enum import StrEnum
 from importlib import resources
 from pathlib import Path
 
@@ -14,8 +15,7 @@ from pausefl_process.databases import CommitCount, LogGrowth, begin, database_er
 from pausefl_process.files import sqlite_synchronous
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
-from pausefl_server.pings import Ping
-from pausefl_server.records import ACCURACY, STILL_AT_WORK, Evaluation, LogEvent, RoundRecord, unsettled
+from pausefl_server.records import ACCURACY, STILL_AT_WORK, Evaluation, LogEvent, Ping, RoundRecord, unsettled
 from pausefl_server.storage.round_log import (
     ATTEMPT_COLUMNS,
     EVENT_COLUMNS,
@@ -29,13 +29,28 @@ from pausefl_server.storage.round_log import (
     round_row,
 )
 from pausefl_server.storage.seals import SCHEMA_VERSION, seal_of, unusable_log, verify_log
-from pausefl_server.storage.server_phase import SERVER_PHASE, ServerPhase
+
+SERVER_PHASE = "has_ended"
+"""The key of the `ServerPhase` in `meta`. It is missing until a server sends a job or ends in order."""
 
 _FIRST_HELLOS = "first hellos"
 _BROKEN_OFF = "broken off"
 _ATTEMPTS = "attempts"
 
 log = logging.getLogger("pausefl.server")
+
+
+class ServerPhase(StrEnum):
+    """The phases of the server that plays a run, or played it last. Their texts in run.db come from older versions."""
+
+    AT_WORK = "no"
+    """A job has been sent, and the server has not ended in order since."""
+    KILLED = "killed"
+    """A server ended while it was at work, and another has started since."""
+    ENDED = "ended"
+    """The server has ended in order, so no client has a job. The summary of this end is not written yet."""
+    SUMMARISED = "yes"
+    """The server has ended in order, and the summary of this end is being written or is written."""
 
 
 def _insert(table: str, columns: Sequence[str]) -> str:

@@ -9,8 +9,7 @@ from pausefl_process.databases import unharmed
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.wire import Vector
 from pausefl_server.actor import Actor
-from pausefl_server.pings import Ping
-from pausefl_server.records import LogEvent, RoundRecord
+from pausefl_server.records import LogEvent, Ping, RoundRecord
 from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.store import Store
 

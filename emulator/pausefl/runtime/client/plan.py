@@ -17,8 +17,7 @@ from pausefl.runtime.client.agreement import agreement_of
 from pausefl.runtime.processes.resources import own_device
 from pausefl_client.privacy.ledger import Life
 from pausefl_client.privacy.mechanism import Mechanism
-from pausefl_client.training.paced import PacedTrainer, steps_of
-from pausefl_client.training.trainer import Trainer, TrainingSettings
+from pausefl_client.training.trainer import PacedTrainer, Trainer, TrainingSettings
 from pausefl_proto.budget import Budget
 from pausefl_proto.draws import generator
 from pausefl_proto.encoding import Encoding, encoding_of
@@ -71,7 +70,7 @@ class TrainingPlan:
             return PacedTrainer(trainer, drawn_s)
         if self.workload.step_s is None or settings is None:
             return trainer
-        duration_s = self.workload.step_s * steps_of(settings, trainer.n_examples)
+        duration_s = self.workload.step_s * settings.steps(trainer.n_examples)
         return PacedTrainer(trainer, lambda _: duration_s)
 
 

@@ -9,7 +9,6 @@ from pausefl.runtime.client.plan import TrainingPlan
 from pausefl.runtime.evaluator.rehearsal import told_in_one_line
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, SHARED_STEPS
 from pausefl.runtime.virtual.batching import own_trainers, plain_trainers
-from pausefl_client.training.paced import steps_of
 from pausefl_process.files import held_folder, write_durably
 
 # How often one client's training is timed; the least time counts. The first time warms torch up.
@@ -62,4 +61,4 @@ def _measured_step_s(plan: TrainingPlan) -> float:
         plan.workload, f"measuring workload.step_s, which is not set, by training {plan.client_ids[0]}"
     ):
         times_s = repeat(lambda: trainer.train(theta, round=1), number=1, repeat=_TRIALS)
-    return float(f"{min(times_s) / steps_of(plan.workload, trainer.n_examples):.3g}")
+    return float(f"{min(times_s) / plan.workload.steps(trainer.n_examples):.3g}")

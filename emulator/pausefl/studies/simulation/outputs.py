@@ -35,7 +35,6 @@ from pausefl.studies.simulation.newcomer_outputs import (
     newcomers_in_words,
 )
 from pausefl_client.data.partition import Dealt, partition
-from pausefl_client.training.paced import steps_of
 from pausefl_process.files import write_durably
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
@@ -162,7 +161,7 @@ def _training_times(plan: TrainingPlan, examples: Mapping[str, int]) -> Mapping[
         return dict.fromkeys(examples, Constant(workload.train_s)) if workload.train_s else {}
     if workload.step_s is None:
         return {}
-    return {c: Constant(workload.step_s * steps_of(workload, n)) for c, n in examples.items()}
+    return {c: Constant(workload.step_s * workload.steps(n)) for c, n in examples.items()}
 
 
 def _bounds(setting: Setting, genie: Genie, rounds: IntArray) -> dict[str, FloatArray]:
