@@ -1,8 +1,10 @@
 """How a process ends: its exit statuses, signals that ask it to end, and the time limit for an orderly end."""
 
+import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -60,14 +62,63 @@ def sigterm_as_interrupt() -> Iterator[None]:
             timer.cancel()
 
 
+class Interruption:
+    """Whether the run was asked to end, and the first reason given."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.reason = ""
+        self._limit: threading.Timer | None = None
+
+    def ask(self, reason: str) -> None:
+        """Ask the run to end, which it then does within DRAIN_S; only the first reason is kept."""
+        self.reason = self.reason or reason
+        self._limit = self._limit or end_within(DRAIN_S)
+        self.asked.set()
+
+    def over(self) -> None:
+        """Note that the run has ended, and cancel the time limit on its end."""
+        if self._limit is not None:
+            self._limit.cancel()
+
+
+@contextmanager
+def interruptible() -> Iterator[Interruption]:
+    """Let the first SIGINT, SIGTERM or SIGHUP ask the run to end; the same signal again ends the process at once.
+
+    One Ctrl-C may cause two different signals: from the terminal, and from the process that started this one. Two
+    SIGTERM within `ONE_REQUEST_S` count as one. A request has no effect where the run has already ended.
+    """
+    loop, interruption, heard_s = asyncio.get_running_loop(), Interruption(), dict[signal.Signals, float]()
+
+    def interrupt(number: signal.Signals) -> None:
+        is_again = number in heard_s and time.monotonic() > heard_s[number] + ONE_REQUEST_S
+        if number != signal.SIGTERM or is_again:
+            loop.remove_signal_handler(number)
+        if is_again:
+            signal.raise_signal(number)
+        heard_s.setdefault(number, time.monotonic())
+        interruption.ask(f"stopped by {_asked_by(number).name}")
+
+    numbers = (signal.SIGINT, *asking_to_end())
+    for number in numbers:
+        loop.add_signal_handler(number, interrupt, number)
+    try:
+        yield interruption
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+        interruption.over()
+
+
 def ask_to_end(pid: int, number: int) -> None:
-    """Send `number`, which stays pending for `asked_by`, then SIGTERM, to a process that `lifetime.start` started."""
+    """Send `number`, which stays pending for `_asked_by`, then SIGTERM, to a process that `lifetime.start` started."""
     with suppress(ProcessLookupError):  # the process has already ended
         for one in dict.fromkeys((number, signal.SIGTERM)):
             os.kill(pid, one)
 
 
-def asked_by(number: signal.Signals) -> signal.Signals:
+def _asked_by(number: signal.Signals) -> signal.Signals:
     """The signal that asked for the end: one that `ask_to_end` or the terminal sent and is pending, else `number`."""
     pending = signal.sigpending()
     held = (each for each in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN)

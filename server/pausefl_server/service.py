@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from pausefl_process.ending import Interruption, interruptible
 from pausefl_process.events import Finished, MetricsServed, Outcome, Preparing, Ready, Report
 from pausefl_process.exposition import exposition
 from pausefl_process.health import health_routes
@@ -23,7 +24,6 @@ from pausefl_server.connections.admission_files import follow
 from pausefl_server.connections.endpoints import Endpoints
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
-from pausefl_server.interruption import Interruption, interruptible
 from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.monitoring.observer import Observers
 from pausefl_server.monitoring.page import LivePage

@@ -228,7 +228,7 @@ def written(run_dir: Path, rounds: int) -> Path:
 
 def summarised(run_dir: Path) -> None:
     with closing(Store(run_dir / "run.db", verify=False)) as store:
-        tally = RunTally(store.log(), store.failed_attempts(), store.late_events())
+        tally = RunTally(store.log(), store.log().failed_attempts(), store.late_events())
         assert tally.timing_error_s["p50"] is not None
 
 

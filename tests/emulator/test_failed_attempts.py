@@ -109,7 +109,7 @@ async def test_a_run_that_no_client_answers_fails_without_a_round(rig: MakeRig) 
         assert (r.coordinator.outcome, r.store.rounds()) == ("failed", [])
         why = "no client gave an update in 2 attempts in a row; the last one, a: gave no answer in time"
         assert r.coordinator.stopped_because == why
-        assert [(a.attempt, a.chosen) for a in r.store.failed_attempts()] == [(1, ("a",)), (2, ("a",))]
+        assert [(a.attempt, a.chosen) for a in r.store.log().failed_attempts()] == [(1, ("a",)), (2, ("a",))]
 
 
 async def test_an_answer_to_an_earlier_attempt_is_not_taken_for_one_to_this(rig: MakeRig) -> None:
@@ -134,7 +134,7 @@ async def test_a_run_killed_between_two_attempts_goes_on_with_the_next(tmp_path:
         second = await next_asked(r)  # its job is out when the run is killed
     with closing(Store(tmp_path / "run.db")) as store:
         assert store.attempts() == {1: 2}
-        assert [a.chosen for a in store.failed_attempts()] == [(first.client_id,)]
+        assert [a.chosen for a in store.log().failed_attempts()] == [(first.client_id,)]
     async with rig(Random(1), **RANDOM).running() as r:
         await r.join_all("abc", manual=True)
         again = await next_asked(r)
@@ -152,12 +152,12 @@ def test_going_back_over_failed_attempts_keeps_their_number_and_what_was_spent(t
         store.commit_round(record(1, observation("a")))
         store.save_failed_attempt(failed)
         store.save_late_events(2, [left])
-        assert (store.failed_attempts(), store.late_events(), store.attempts()) == ([failed], [left], {2: 2})
+        assert (store.log().failed_attempts(), store.late_events(), store.attempts()) == ([failed], [left], {2: 2})
         store.commit_round(record(2, observation("a"), attempt=2, events=(left,)))
         assert store.rounds()[1].failed_attempts == (failed,)
-        assert store.failed_attempts() == []
+        assert store.log().failed_attempts() == []
         store.go_back_to(1)
-        assert (store.failed_attempts(), store.attempts()) == ([], {2: 3})
+        assert (store.log().failed_attempts(), store.attempts()) == ([], {2: 3})
         assert spent in store.late_events()
         store.save_failed_attempt(replace(failed, attempt=3))
         assert store.attempts() == {2: 4}

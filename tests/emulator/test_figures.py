@@ -261,8 +261,8 @@ def summarised(run_dir: Path) -> dict[str, Any]:
     experiment = parse_experiment(NEWCOMERS)
     policy = selected_policy(experiment.selection)
     with closing(Store(run_dir / "run.db", verify=False)) as store:
-        state = replay(RunState.start(policy, 1), store.rounds(), unfinished=store.failed_attempts())
-        tally = RunTally(store.log(), store.failed_attempts(), store.late_events())
+        state = replay(RunState.start(policy, 1), store.rounds(), unfinished=store.log().failed_attempts())
+        tally = RunTally(store.log(), store.log().failed_attempts(), store.late_events())
     result = RunResult(state, np.zeros(10, np.float32), None, (), (), "all rounds done", "completed", 0)
     plan = plan_of(experiment, "run").server
     return {**summarise(plan.summary, plan.settings, tally, result, charged_size=10)}

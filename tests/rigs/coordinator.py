@@ -281,7 +281,7 @@ class CoordinatorRig:
         """Assert that replaying the log, with events after its last round, gives the state in which the run ended."""
         live, rounds = self.coordinator.state, self.store.rounds()
         fresh = RunState.start(self.policy, self.settings.seed, tau_min_s=self.settings.tau_min_s)
-        replayed = replay(fresh, rounds, unfinished=self.store.failed_attempts())
+        replayed = replay(fresh, rounds, unfinished=self.store.log().failed_attempts())
         replayed.before_round(replayed.round + 1, self.store.late_events())
         for field in dataclasses.fields(live.table):
             mine, theirs = getattr(live.table, field.name), getattr(replayed.table, field.name)
@@ -317,7 +317,7 @@ class CoordinatorRig:
     def events(self) -> list[tuple[str, str]]:
         """Return (kind, client id) of all logged events except joins."""
         attempts = [attempt for record in self.store.rounds() for attempt in record.attempts]
-        everything = [e for attempt in (*attempts, *self.store.failed_attempts()) for e in attempt.events]
+        everything = [e for attempt in (*attempts, *self.store.log().failed_attempts()) for e in attempt.events]
         everything += self.store.late_events()
         return [(e.kind, e.client_id) for e in everything if e.kind != "joined"]
 

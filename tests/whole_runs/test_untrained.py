@@ -191,7 +191,7 @@ async def test_an_update_in_between_begins_the_count_anew_and_each_reason_is_tol
     assert r.coordinator.stopped_because.endswith("in 2 attempts in a row; the last one, a: too hot")
     (record,) = r.store.rounds()
     assert [(a.attempt, len(a.misses), len(a.observations)) for a in record.attempts] == [(1, 1, 0), (2, 0, 1)]
-    failed = [(a.round, a.attempt, a.misses[0].reason) for a in r.store.failed_attempts()]
+    failed = [(a.round, a.attempt, a.misses[0].reason) for a in r.store.log().failed_attempts()]
     assert failed == [(2, 1, "out of memory"), (2, 2, "too hot")]
     said = [e.message for e in r.shown_of(Notice) if "gave no update" in e.message]
     assert said == ["client a gave no update in round 1: out of memory", "client a gave no update in round 2: too hot"]

@@ -63,7 +63,7 @@ def restore(
         store.set_meta("initial_digest", initial)
     log = log.up_to(begun)
     fresh = RunState.start(policy, settings.seed, tau_min_s=settings.tau_min_s, examples_max=settings.examples_max)
-    state = replay(fresh, log, after_each, unfinished=store.failed_attempts())
+    state = replay(fresh, log, after_each, unfinished=log.failed_attempts())
     late = store.late_events()
     with_late = replace(state, table=ClientTable(), at_work=dict(state.at_work))
     with_late.before_round(begun + 1, late)
@@ -123,7 +123,7 @@ def _told(store: Store) -> Iterator[tuple[int, LogEvent | Observation]]:
         for attempt in record.attempts:
             yield from ((record.round, event) for event in attempt.events)
         yield from ((record.round, observation) for observation in record.observations)
-    later = (event for attempt in store.failed_attempts() for event in attempt.events)
+    later = (event for attempt in log.failed_attempts() for event in attempt.events)
     yield from ((log.last + 1, event) for event in chain(later, store.late_events()))
 
 

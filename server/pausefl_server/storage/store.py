@@ -207,10 +207,6 @@ class Store:
         query = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE attempt = 0 ORDER BY round, sequence"
         return [LogEvent(*row) for row in self._db.execute(query)]
 
-    def failed_attempts(self) -> list[RoundRecord]:
-        """The failed attempts at the round after the last committed one. No client answered these."""
-        return self.log().failed_attempts()
-
     def go_back_to(self, round: int, optimizer_state: Vector | None = None, *, is_private: bool = True) -> None:
         """Take back every round after this one. The ε that clients spent on these rounds, or may have, stays spent.
 

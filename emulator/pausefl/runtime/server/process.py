@@ -183,7 +183,7 @@ def _keep(plan: ServerPlan, models: ModelFiles, run_dir: Path, charged_size: int
     with closing(Store(run_dir / "run.db", verify=False)) as store:
         tally = RunTally(
             store.log(),
-            store.failed_attempts(),
+            store.log().failed_attempts(),
             store.late_events(),
             groups=plan.summary.groups,
             mode="total" if plan.settings.total_delays else "additive",
