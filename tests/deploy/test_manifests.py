@@ -395,29 +395,24 @@ def test_runs_of_a_sweeps_pods_are_those_of_pausefl_sweep(tmp_path: Path) -> Non
 
 
 def test_no_run_of_a_sweep_is_lost_whenever_its_pod_is_killed(tmp_path: Path) -> None:
-    kept, tools = tmp_path / "kept", tmp_path / "bin"
+    kept, tools, runs = tmp_path / "kept", tmp_path / "bin", tmp_path / "runs.txt"
+    kept.mkdir()
     tools.mkdir()
-    (tmp_path / "runs.txt").write_text("one --set=selection.m=2\n", "utf-8")
-    count = "echo >> calls; [ $(wc -l < calls) != $KILLED_AFTER ] || kill -KILL $PPID"
-    scripts = {tool: f'$(PATH=$USUAL command -v {tool}) "$@" && {count}' for tool in ("cp", "mv", "rm")}
-    for tool, script in {**scripts, "pausefl": 'echo "$@" >> words; mkdir -p run; touch run/run.db'}.items():
+    runs.write_text("one --set=selection.m=2\n", "utf-8")
+    scripts = {"pausefl": 'echo "$@" >> words; mkdir -p run; touch run/run.db'}
+    for tool in ("cp", "mv", "rm"):
+        scripts[tool] = f'{shutil.which(tool)} "$@"; echo >> calls; [ $(wc -l < calls) != $AFTER ] || kill -KILL $PPID'
+    for tool, script in scripts.items():
         (tools / tool).write_text(f"#!/bin/sh\ncd $TMPDIR\n{script}\n", "utf-8")
         (tools / tool).chmod(0o755)
-    path = os.environ["PATH"]
-    own = {"USUAL": path, "PATH": f"{tools}:{path}", "TMPDIR": str(tmp_path / "disk"), "JOB_COMPLETION_INDEX": "0"}
-    play = ["sh", str(KUBERNETES / "sweep/play.sh"), str(tmp_path / "runs.txt"), str(kept), "one.toml"]
-    for killed_after in range(9):
-        (kept / "one").mkdir(parents=True)
-        (kept / "one/run.db").touch()
-        for after in (killed_after, 0):
-            (tmp_path / "disk").mkdir()
-            ended = subprocess.run(play, env={**os.environ, **own, "KILLED_AFTER": str(after)}, check=False)
-            assert ended.returncode == (-signal.SIGKILL if 0 < after < 7 else 0)
-            words = (tmp_path / "disk/words").read_text("utf-8") if (tmp_path / "disk/words").exists() else ""
-            shutil.rmtree(tmp_path / "disk")
-        assert words == f"run --resume {tmp_path}/disk/run\n", f"killed after {killed_after} calls"
-        assert [entry.name for entry in kept.iterdir()] == ["one"]
-        shutil.rmtree(kept)
+    own = {"PATH": f"{tools}:{os.environ['PATH']}", "JOB_COMPLETION_INDEX": "0"}
+    for number, killed_after in enumerate([0, *(after for calls in range(1, 8) for after in (calls, 0))]):
+        (disk := tmp_path / str(number)).mkdir()
+        pod = {**os.environ, **own, "TMPDIR": str(disk), "AFTER": str(killed_after)}
+        subprocess.run(["sh", KUBERNETES / "sweep/play.sh", runs, kept, "one.toml"], env=pod, check=False)
+        if number and not killed_after:
+            assert (disk / "words").read_text("utf-8") == f"run --resume {disk}/run\n", f"after pod {number - 1}"
+            assert [entry.name for entry in kept.iterdir()] == ["one"]
 
 
 BASE = ROOT / "deploy/kubernetes/base"

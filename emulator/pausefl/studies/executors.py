@@ -88,14 +88,13 @@ def _dask_client(address: str) -> Any:
 
 @contextmanager
 def _dask(client: Any, options: Mapping[str, Any], _folder: Path, _whole_nodes: bool) -> Iterator[Executor]:
-    """Open Dask's own executor. `options` are keyword arguments of Dask's `submit`."""
-    with client:
-        try:
-            executor = client.get_executor(pure=False, **options)
-        except TypeError as error:
-            raise ConfigError(f"--on-option: {error}") from error
-        with executor:
-            yield executor
+    """Open Dask's own executor. `options` are keyword arguments of Dask's `submit`. The client stays for later ones."""
+    try:
+        executor = client.get_executor(pure=False, **options)
+    except TypeError as error:
+        raise ConfigError(f"--on-option: {error}") from error
+    with executor:
+        yield executor
 
 
 @contextmanager
@@ -132,13 +131,8 @@ class _SlurmExecutor(Executor):
         self._jobs.append(future)
         return future
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Wait until all jobs have ended, or with `wait` False stop watching them."""
-        if cancel_futures:
-            for job in list(self._jobs):
-                job.cancel()
-        if not wait:
-            self._jobs.clear()
+    def shutdown(self, *_: object, **__: object) -> None:
+        """Wait until all jobs have ended."""
         self._is_shut.set()
         self._thread.join()
 
