@@ -23,10 +23,10 @@ import pausefl
 from pausefl.experiment.experiment import Experiment
 from pausefl.outcomes import RunInterrupted
 from pausefl.runtime.run import run_experiment
-from pausefl.runtime.run_dir import CAMPAIGN_PLAN
+from pausefl.runtime.run_dir import CAMPAIGN_PLAN, SHARED_STEPS
 from pausefl.studies.campaign import CampaignInterrupted, Plan, Planned, begin, is_finished
-from pausefl.studies.executors import _LOST_AFTER_LOOKS, _SlurmExecutor, side_by_side
-from pausefl.studies.job import Job
+from pausefl.studies.executors import _LOST_AFTER_LOOKS, _SlurmExecutor, player_on, side_by_side
+from pausefl.studies.job import Job, on_own_disk
 from pausefl.studies.playing import OneByOne, OnExecutor
 from pausefl.studies.sweep import run_sweep
 from pausefl.studies.time_left import in_words, time_left
@@ -52,13 +52,16 @@ def experiment(rounds: int = 3, **workload: str) -> Experiment:
 @contextmanager
 def dask_workers() -> Iterator[Executor]:
     """Dask with two worker processes."""
-    from distributed import Client, LocalCluster
+    from distributed import LocalCluster, default_client
 
-    with (
-        LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster,  # type: ignore[no-untyped-call]  # untyped there
-        Client(cluster) as client,  # type: ignore[no-untyped-call]  # untyped there
-    ):
-        yield client.get_executor(pure=False)
+    with LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster:  # type: ignore[no-untyped-call]  # untyped there
+        player = player_on(f"dask={cluster.scheduler_address}", (), 1, lambda _: nullcontext(print), print)
+        assert isinstance(player, OnExecutor)
+        with default_client():  # type: ignore[no-untyped-call]  # untyped there
+            with player.executor(Path(), False) as executor:  # a search opens it for each trial
+                assert executor.submit(abs, -1).result() == 1
+            with player.executor(Path(), False) as executor:
+                yield executor
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Dask's own
@@ -207,6 +210,10 @@ def test_neither_signal_nor_disk_loses_a_run_brought_back(tmp_path: Path, monkey
         outcome = Job(experiment().to_toml(), tmp_path, "run", is_elsewhere=True)()
     assert isinstance(outcome, RunInterrupted)
     assert (tmp_path / "run/played").exists()
+    (tmp_path / SHARED_STEPS).write_text("steps")
+    for name in ("run", "runs/of-a-search"):
+        with on_own_disk(tmp_path / name) as run_dir:
+            assert (run_dir.parent / SHARED_STEPS).read_text() == "steps", "all runs train equally long"
 
     def fill() -> None:
         patched.setattr(Path, "rename", lambda *_: os.truncate(tmp_path / "none", 0))

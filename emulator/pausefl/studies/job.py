@@ -76,9 +76,10 @@ def on_own_disk(kept: Path) -> Iterator[Path]:
     was_finished = is_finished(kept)
     with tempfile.TemporaryDirectory(prefix="pausefl-") as own:
         run_dir = Path(own) / kept.name
-        for name in (CAMPAIGN_PLAN, SHARED_STEPS):  # all runs use the same duration of a training step
-            if (kept.parent / name).exists():
-                shutil.copyfile(kept.parent / name, Path(own) / name)
+        for folder in reversed(kept.parents[:2]):  # a search keeps its runs one folder deeper
+            for name in (CAMPAIGN_PLAN, SHARED_STEPS):  # all runs use the same duration of a training step
+                if (folder / name).exists():
+                    shutil.copyfile(folder / name, Path(own) / name)
         if kept.exists():
             shutil.copytree(kept, run_dir)
         try:

@@ -61,9 +61,12 @@ class Measure:
             if self._plan.by == "run" or CLOCK in point:
                 several = isinstance(self._player, OnExecutor)
                 runs = [self._planned(point, each) for each in (self._beside(seed) if several else [seed])]
-                missing = self._player.play([each for each in runs if each.name not in self._found], self._folder)
-                if error := missing.get(run.name):
-                    raise with_resume_command(error, "", run.name)  # no command to resume: a search goes on by itself
+                try:
+                    missing = self._player.play([each for each in runs if each.name not in self._found], self._folder)
+                except ConfigError as error:  # of where runs are played, which refuses every setting
+                    raise PauseflError(str(error)) from error
+                if failed := missing.get(run.name):
+                    raise with_resume_command(failed, "", run.name)  # no command to resume: a search goes on by itself
                 self._found[run.name] = figures_of_run(self._folder / run.name, self._plan.target_accuracy)
             else:
                 self._found[run.name] = simulated(run.experiment)

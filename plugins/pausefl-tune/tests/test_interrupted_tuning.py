@@ -1,6 +1,7 @@
 """Searches of parameters that are killed or interrupted at awkward moments, and resumed."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -12,13 +13,16 @@ from rich.console import Console
 
 import pausefl_tune as tuning_module
 from pausefl.outcomes import RunInterrupted
-from pausefl_proto.errors import PauseflError
+from pausefl.studies.playing import OneByOne
+from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_tune import resume_tuning, tune_experiment
 from pausefl_tune import study as study_module
 from pausefl_tune.plan import Point, TuningPlan
 from rigs.tuning import SMALL, FailingAt, plan
 
 pytestmark = pytest.mark.usefixtures("quickly_written")
+
+LEARNING = SMALL.replace('model = "synthetic"', 'model = "mlp"')
 
 
 def test_a_search_that_was_killed_before_its_first_values_were_noted_still_tries_the_published_setting(
@@ -64,8 +68,7 @@ def test_real_seeds_that_were_asked_for_later_are_played_by_the_next_resume_as_w
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning_module, "Measure", lambda *_: FailingAt())
-    learning = SMALL.replace('model = "synthetic"', 'model = "mlp"')
-    asked = plan(source=learning, search=["selection.pause.alpha=1..100"], trials=1, seeds=1, fresh_seeds=2)
+    asked = plan(source=LEARNING, search=["selection.pause.alpha=1..100"], trials=1, seeds=1, fresh_seeds=2)
     tune_experiment(asked, tmp_path, Console(quiet=True))
     with monkeypatch.context() as patches:
         patches.setattr(tuning_module, "write_tuning", interrupted)
@@ -90,6 +93,16 @@ def test_a_trial_that_a_full_disk_ended_is_taken_up_again(tmp_path: Path, monkey
     assert len(wanted) == 1, "the others would have met the same disk"
     assert found.trials[0].point == wanted[0]
     assert (len(found.trials) + found.pruned, found.refused) == (3, [])
+
+
+def test_a_cluster_that_takes_no_runs_refuses_no_setting(tmp_path: Path) -> None:
+    class Refusing(OneByOne):
+        def play(self, *_: object) -> NoReturn:
+            raise ConfigError("sbatch refuses the job")
+
+    asked, player = plan(source=LEARNING, by="run"), Refusing(lambda _: nullcontext(print))
+    with pytest.raises(PauseflError, match=f"^sbatch refuses the job; go on with: pausefl tune --resume {tmp_path}$"):
+        tune_experiment(asked, tmp_path, Console(quiet=True), player)
 
 
 @pytest.mark.parametrize("text", ["no database", ""])
