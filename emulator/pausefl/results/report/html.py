@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from pausefl.results import in_words
 from pausefl.results.figures import Figures
-from pausefl.results.reading import PrivacyFigures, RunData, latency_unit
+from pausefl.results.reading import RunData, latency_unit
 from pausefl.results.report.style import capitalised, css_variables, for_page
 from pausefl_proto.arrays import IntArray
 from pausefl_proto.privacy_unit import vector_epsilon
@@ -59,24 +59,26 @@ def run_page(run: RunData, drawn: Mapping[str, bytes | None], figures: Figures |
     headline = figures.compute("headline", lambda: list(_headline(run)))
     timing = figures.compute("timing", lambda: _timing_sentences(run))
     swamped = figures.compute("noise", lambda: _swamped(run))
-    privacy = _privacy(run, run.privacy, figures) if run.privacy else {}
+    is_private = run.privacy is not None
+    rows = figures.compute("table of clients", lambda: list(_clients(run)) if is_private else [])
+    schedule = figures.compute("schedule of releases", lambda: _schedule(run) if is_private else [])
     return render(
         "report.html",
+        run=run,
         s=run.summary,
         metric=capitalised(run.metric),
-        config=run.config,
         figures=pictures,
         headline=headline or (),
         timing=timing or {},
         missing={**run.summary.get("missing_figures", {}), **figures.missing},
         swamped=swamped,
-        grouped=bool(run.groups),
-        has_total_delays=run.has_total_delays,
-        private=run.privacy is not None,
-        owners=run.owners,
         idle=dict(zip(run.clients["client_id"], run.clients["idle_share"], strict=True)),
         disclosed=[DISCLOSURES.get(item, item) for item in run.summary["disclosed"]],
-        **privacy,
+        vector_factor=vector_epsilon(run.privacy.unit, 1, run.summary["model_size"]) if run.privacy else None,
+        n_begun=sum(map(bool, run.clients["spent_before"].tolist())),
+        retired=int((run.clients["retired_before"] > 0).sum()),
+        clients=rows or (),
+        schedule=schedule or (),
     )
 
 
@@ -102,21 +104,6 @@ def _swamped(run: RunData) -> str:
     best, turn = int(scores.argmax()), in_words.turn(run.summary)
     fell = f"fell from {scores[best]:.1%} after {turn} {rounds[best]} to {scores[-1]:.1%}"
     return f"Noise was {told}. Test {run.metric} {fell}."
-
-
-def _privacy(run: RunData, privacy: PrivacyFigures, figures: Figures) -> Mapping[str, object]:
-    spent_before = run.clients["spent_before"].tolist()
-    clients = figures.compute("table of clients", lambda: list(_clients(run)))
-    schedule = figures.compute("schedule of releases", lambda: _schedule(run))
-    return {
-        "privacy": privacy,
-        "vector_factor": vector_epsilon(privacy.unit, 1, run.summary["model_size"]),
-        "n_begun": sum(map(bool, spent_before)),
-        "retired": int((run.clients["retired_before"] > 0).sum()),
-        "n_clients": len(spent_before),
-        "clients": clients or (),
-        "schedule": schedule or (),
-    }
 
 
 def _clients(run: RunData) -> Iterator[Mapping[str, Any]]:
