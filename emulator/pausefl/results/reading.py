@@ -152,8 +152,7 @@ class RunData:
         """The owner of each client's examples, by client id. Empty if the partition is not by owner."""
         with open_database(self.path) as database:  # not from the view `owners`, which older logs lack
             noted = database.execute("SELECT value FROM meta WHERE key = 'owners'").fetchone()
-        owners: dict[str, str] = json.loads(noted[0]) if noted else {}
-        return owners
+        return json.loads(noted[0]) if noted else {}
 
     @property
     def groups(self) -> Mapping[str, ClientGroup]:

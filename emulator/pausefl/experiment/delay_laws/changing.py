@@ -185,8 +185,7 @@ class MarkovDelay(Bounded):
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         """Draws both laws for each round, and takes the draw of the law for the link's state."""
         good, bad = sampled(self.good, rng, n, first_round), sampled(self.bad, rng, n, first_round)
-        draws: FloatArray = np.where(self.is_bad(first_round + n - 1)[first_round - 1 :], bad, good)
-        return draws
+        return np.where(self.is_bad(first_round + n - 1)[first_round - 1 :], bad, good)
 
     def points(self) -> FloatArray:
         bad = np.random.default_rng(0).random(len(points := self.good.points())) < self._bad_share

@@ -88,8 +88,7 @@ class LogNormal(_AboveZero):
         return rng.lognormal(self._mu, math.sqrt(self._variance), n)
 
     def points(self) -> FloatArray:
-        points: FloatArray = np.exp(self._mu + math.sqrt(self._variance) * standard_normal_quantiles())
-        return points
+        return np.exp(self._mu + math.sqrt(self._variance) * standard_normal_quantiles())
 
     @property
     def mean_inverse(self) -> float:
@@ -118,8 +117,7 @@ class Exponential(_AboveZero):
         return rng.exponential(self.mean_s, n)
 
     def points(self) -> FloatArray:
-        points: FloatArray = -self.mean_s * np.log1p(-levels())
-        return points
+        return -self.mean_s * np.log1p(-levels())
 
     @property
     def mean_inverse(self) -> float:
@@ -162,8 +160,7 @@ class Weibull(_AboveZero):
         return self.scale_s * rng.weibull(self.shape, n)
 
     def points(self) -> FloatArray:
-        points: FloatArray = self.scale_s * (-np.log1p(-levels())) ** (1 / self.shape)
-        return points
+        return self.scale_s * (-np.log1p(-levels())) ** (1 / self.shape)
 
     @property
     def mean_s(self) -> float:
@@ -192,8 +189,7 @@ class Pareto(Bounded):
         return self.minimum_s * (1 + rng.pareto(self.shape, n))
 
     def points(self) -> FloatArray:
-        points: FloatArray = self.minimum_s * (1 - levels()) ** (-1 / self.shape)
-        return points
+        return self.minimum_s * (1 - levels()) ** (-1 / self.shape)
 
     @property
     def mean_s(self) -> float:

@@ -48,8 +48,7 @@ class Cycle(Bounded):
     def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
         """(rounds,) the cycle, which is the same for every client."""
         period = min(self.on_rounds + self.off_rounds, rounds)  # a longer one may be more than numpy can divide by
-        on: BoolArray = np.arange(rounds) % period < self.on_rounds
-        return on
+        return np.arange(rounds) % period < self.on_rounds
 
 
 @dataclass(frozen=True)

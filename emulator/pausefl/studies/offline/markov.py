@@ -41,14 +41,12 @@ class _TwoStates:
     @property
     def start(self) -> FloatArray:
         """(2,) the probabilities of the states at the start: the equilibrium."""
-        shares: FloatArray = np.array([self.to_good, self.to_bad]) / (self.to_bad + self.to_good)
-        return shares
+        return np.array([self.to_good, self.to_bad]) / (self.to_bad + self.to_good)
 
     def log_density(self, logs: FloatArray) -> FloatArray:
         """(n, 2) the log-densities of these logarithms, (n,), in each state."""
         z = (logs[:, None] - self.mean) / self.sd
-        density: FloatArray = -0.5 * z**2 - np.log(self.sd) - 0.5 * math.log(2 * math.pi)
-        return density
+        return -0.5 * z**2 - np.log(self.sd) - 0.5 * math.log(2 * math.pi)
 
 
 def fit_markov(seconds: FloatArray, rounds: IntArray) -> tuple[Mapping[str, Any], float]:

@@ -54,8 +54,7 @@ def greatest_distance(values: FloatArray, points: FloatArray) -> float:
 
 
 def _levels(points: FloatArray) -> FloatArray:
-    levels: FloatArray = np.arange(1, len(points) + 1) / len(points)
-    return levels
+    return np.arange(1, len(points) + 1) / len(points)
 
 
 def draw_replay(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> Figure:

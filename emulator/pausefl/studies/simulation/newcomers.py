@@ -83,8 +83,7 @@ class Insertion:
     @property
     def regret(self) -> FloatArray:
         """(rounds,) the sum of Δ over the newcomers chosen in each round."""
-        regret: FloatArray = self.chosen @ self.gaps
-        return regret
+        return self.chosen @ self.gaps
 
     def intervals(self) -> tuple[IntArray, FloatArray]:
         """The number of rounds and the regret of each training interval I(m), m = 1, 2, ...
