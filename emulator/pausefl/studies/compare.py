@@ -26,14 +26,12 @@ def compare_policies(
 
     Budgets are per run. Raises `CampaignInterrupted` if the user ends a run.
     """
-    plan = Plan("compare", experiment.to_toml(), {"policies": list(policies), "seeds": seeds})
-    return _play(plan, _planned(experiment, policies, seeds), folder, player)
+    return _play(Plan("compare", experiment.to_toml(), {"policies": list(policies), "seeds": seeds}), folder, player)
 
 
 def resume_comparison(folder: Path, player: Player) -> Comparison:
     """Resume an interrupted comparison. Finished runs are not repeated."""
-    plan = read_plan(folder, "compare")
-    return _play(plan, _planned_in(plan, folder), folder, player)
+    return _play(read_plan(folder, "compare"), folder, player)
 
 
 def comparison_in(plan: Plan, folder: Path) -> Comparison:
@@ -41,7 +39,7 @@ def comparison_in(plan: Plan, folder: Path) -> Comparison:
     if plan.command == OF_RUNS:
         by_label = {label: [Path(run_dir) for run_dir in dirs] for label, dirs in plan.arguments["runs"].items()}
         return replace(compare(by_label), folder=folder)
-    runs = _planned_in(plan, folder)
+    runs = _planned(plan, folder)
     return _of_common_seeds(_compared(runs, folder, unfinished(runs, folder, "compare")), folder)
 
 
@@ -68,7 +66,9 @@ def print_comparison(comparison: Comparison, folder: Path, console: Console) -> 
     console.print(f"figure: {folder / 'comparison.png'}\nreport: {folder / 'comparison.html'}", soft_wrap=True)
 
 
-def _play(plan: Plan, runs: Sequence[Planned], folder: Path, player: Player) -> Comparison:
+def _play(plan: Plan, folder: Path, player: Player) -> Comparison:
+    runs = _planned(plan, folder)
+
     def write(missing: Missing) -> Comparison | None:
         if comparison := _compared(runs, folder, missing):
             write_comparison(comparison, folder)
@@ -78,9 +78,16 @@ def _play(plan: Plan, runs: Sequence[Planned], folder: Path, player: Player) -> 
 
 
 def _compared(runs: Sequence[Planned], folder: Path, missing: Missing) -> Comparison | None:
-    """The comparison of the runs that have results; None if their policies have no seed in common."""
-    by_policy = _by_policy(runs, missing, folder)
-    return replace(compare(by_policy), folder=folder, missing=missing) if by_policy else None
+    """The comparison of the policies with results, over the seeds that these have in common. None if there are none."""
+    found: dict[str, dict[int, Path]] = {}
+    for run in runs:
+        if run.name not in missing:
+            found.setdefault(run.experiment.selection.policy, {})[run.experiment.experiment.seed] = folder / run.name
+    if not (common := set.intersection(*map(set, found.values())) if found else set()):
+        return None
+    labels = labels_of(found)
+    by_policy = {labels[policy]: [of_it[seed] for seed in of_it if seed in common] for policy, of_it in found.items()}
+    return replace(compare(by_policy), folder=folder, missing=missing)
 
 
 def _of_common_seeds(comparison: Comparison | None, folder: Path) -> Comparison:
@@ -89,28 +96,12 @@ def _of_common_seeds(comparison: Comparison | None, folder: Path) -> Comparison:
     return comparison
 
 
-def _by_policy(runs: Sequence[Planned], missing: Missing, folder: Path) -> dict[str, list[Path]]:
-    """The run directories by label of the policy, for policies with results and the seeds that they have in common."""
-    found: dict[str, dict[int, Path]] = {}
-    for run in runs:
-        if run.name not in missing:
-            found.setdefault(run.experiment.selection.policy, {})[run.experiment.experiment.seed] = folder / run.name
-    if not (common := set.intersection(*map(set, found.values())) if found else set()):
-        return {}
-    labels = labels_of(found)
-    return {labels[policy]: [of_it[seed] for seed in of_it if seed in common] for policy, of_it in found.items()}
-
-
-def _planned_in(plan: Plan, folder: Path) -> list[Planned]:
-    experiment = parse_experiment(plan.source, file=str(folder))
-    return _planned(experiment, plan.arguments["policies"], plan.arguments["seeds"])
-
-
-def _planned(experiment: Experiment, policies: Sequence[str], seeds: int) -> list[Planned]:
+def _planned(plan: Plan, folder: Path) -> list[Planned]:
     """The runs to play, seed by seed, so that an interrupted comparison has complete seeds."""
+    experiment, policies = parse_experiment(plan.source, file=str(folder)), plan.arguments["policies"]
     labels = labels_of(policies)
     runs = []
-    for i in range(seeds):
+    for i in range(plan.arguments["seeds"]):
         for policy in policies:
             variant = variant_of(experiment, policy, i)
             runs.append(Planned(f"{labels[policy].replace(':', '.')}-seed{variant.experiment.seed}", variant))
