@@ -109,15 +109,15 @@ def plan_of(folder: Path) -> Plan | None:
         raise ConfigError(f"{file}: cannot be read ({reason(error)}); restore it from a copy") from error
 
 
-def check_named_once(runs: Sequence[Planned]) -> None:
-    """Raise ConfigError if two runs have the same name: only one would be played, and it would count twice."""
+def check_apart(runs: Sequence[Planned]) -> None:
+    """Raise ConfigError if two runs have the same name, or if private runs share a `privacy.ledger_dir`.
+
+    Of two runs of one name, only one would be played, and it would count twice. Earlier runs would spend later runs'
+    budgets.
+    """
     counts = Counter(run.name for run in runs)
     if twice := next((name for name, n in counts.items() if n > 1), None):
         raise ConfigError(f"{twice}: two of the runs have this name; name each policy and each value once")
-
-
-def check_own_budgets(runs: Sequence[Planned]) -> None:
-    """Raise ConfigError if private runs share a `privacy.ledger_dir`: earlier runs would spend later runs' budgets."""
     shared = [t.ledger_dir for run in runs if (t := run.experiment.privacy).enabled and t.ledger_dir]
     if len(set(shared)) < len(shared):
         raise ConfigError(f"{len(runs)} runs: go without privacy.ledger_dir, whose budgets they would share")

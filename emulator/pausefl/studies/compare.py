@@ -10,7 +10,7 @@ from pausefl.experiment.experiment import Experiment, parse_experiment, with_val
 from pausefl.experiment.objects import labels_of
 from pausefl.experiment.server_records import check_policies
 from pausefl.results.report.comparison import Comparison, as_group_table, as_table, compare, write_comparison
-from pausefl.studies.campaign import Missing, Plan, Planned, begin, check_named_once, read_plan, unfinished
+from pausefl.studies.campaign import Missing, Plan, Planned, begin, read_plan, unfinished
 from pausefl.studies.playing import Player, play_campaign
 from pausefl.terminal_table import FittingTable
 from pausefl_proto.errors import ConfigError
@@ -105,7 +105,6 @@ def _planned(plan: Plan, folder: Path) -> list[Planned]:
         for policy in policies:
             variant = variant_of(experiment, policy, i)
             runs.append(Planned(f"{labels[policy].replace(':', '.')}-seed{variant.experiment.seed}", variant))
-    check_named_once(runs)
     return runs
 
 

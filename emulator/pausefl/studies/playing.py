@@ -22,7 +22,7 @@ from pausefl.studies.campaign import (
     Missing,
     Plan,
     Planned,
-    check_own_budgets,
+    check_apart,
     check_some_played,
     is_played,
     left_and_damaged,
@@ -158,9 +158,9 @@ def checked(runs: Sequence[Planned], folder: Path, player: Player) -> Missing:
     """The errors of damaged runs, and of unfinished runs whose data or model fail when tried, by run name.
 
     Each is logged as a warning. Raises one of them if there are no other runs. ConfigError if the player cannot play
-    the runs, if they would share budgets, or if a finished run is of another experiment.
+    the runs, if they would share names or budgets, or if a finished run is of another experiment.
     """
-    check_own_budgets(runs)
+    check_apart(runs)
     player.check(runs)
     left, damaged = left_and_damaged(runs, folder)
     refused = {**damaged, **impossible(left)}

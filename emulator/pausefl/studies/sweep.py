@@ -17,7 +17,7 @@ from pausefl.experiment.toml_source import listed_values, parts_of_key
 from pausefl.results.report.sweep import write_sweep
 from pausefl.results.stored_summary import read_summary, told_at_starts
 from pausefl.results.tables import data_frame
-from pausefl.studies.campaign import Missing, Plan, Planned, check_named_once, read_plan, unfinished
+from pausefl.studies.campaign import Missing, Plan, Planned, read_plan, unfinished
 from pausefl.studies.playing import Player, play_campaign
 from pausefl_proto.errors import ConfigError
 
@@ -150,7 +150,6 @@ def _planned(plan: Plan) -> list[Planned]:
         for point, experiment in zip(points, experiments, strict=True):
             seed = experiment.experiment.seed + i
             runs.append(Planned(_name(point, grid, seed), with_values(experiment, "experiment", seed=seed), point))
-    check_named_once(runs)
     return runs
 
 
