@@ -545,7 +545,8 @@ def _player(progress: bool, jobs: int, executor: Executor | None, fleet: str | N
     say = plain_console(quiet=not progress).print
     if fleet is not None:
         if jobs != 1 or executor is not None:
-            raise ConfigError(f"jobs = {jobs}: goes without fleet, whose clients play one run at a time")
+            other = f"jobs = {jobs}" if executor is None else "executor"
+            raise ConfigError(f"{other}: goes without fleet, whose clients play one run at a time")
         return OneByOne(_show(progress), say, _fleet(fleet))
     if executor is None:
         return player_on("local", (), jobs, _show(progress), say)

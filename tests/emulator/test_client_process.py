@@ -187,17 +187,15 @@ async def test_a_refused_client_tries_again_while_others_may_yet_be_welcomed(
         await asyncio.gather(*(_run_session(client_id, sessions, out, told, waits) for client_id in "ab"))
 
 
-TRAINS_NICELY = f"""
+TRAINS_NICELY = """
 import os, threading
-from pausefl.experiment.experiment import parse_experiment
-from pausefl.runtime.client.plan import client_plan
-from pausefl.runtime.client.process import trainer_pool
+from pausefl.runtime.client.process import be_nice
+from pausefl_client.training.trainer_pool import TrainerPool
 
-plan = client_plan(parse_experiment('''{TWO}train_s = 0.1'''))
 niceness = os.nice(15)
 if os.getuid() == 0:
     os.setuid(65534)  # root may lower a niceness
-with trainer_pool(plan) as pool:
+with TrainerPool(1, be_nice) as pool:
     print(pool.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result() == niceness)
 """
 

@@ -311,6 +311,7 @@ class Deaf(pausefl.Observer):
         pytest.fail("is never called")
 
 
+POOL = ThreadPoolExecutor(1)
 AT_ONCE = {"latency.tau_min_s": "auto", "latency.delay.kind": "none"}
 KEPT = make_dataclass("Kept", [("share", float, 0.5)])
 WRONG: dict[str, tuple[Callable[[pausefl.Experiment], object], str]] = {
@@ -321,9 +322,10 @@ WRONG: dict[str, tuple[Callable[[pausefl.Experiment], object], str]] = {
     "trials": (lambda e: pausefl.tune(e, trials=0), r"^trials = 0: must be a whole number of at least 1$"),
     "jobs": (lambda e: pausefl.compare(e, ["random"], jobs=0), r"^jobs = 0: must be"),
     "their executor": (
-        lambda e: pausefl.compare(e, ["random"], jobs=2, executor=ThreadPoolExecutor(1)),
+        lambda e: pausefl.compare(e, ["all"], jobs=2, executor=POOL),
         r"^jobs = 2: goes without executor",
     ),
+    "a fleet's": (lambda e: pausefl.compare(e, ["all"], fleet="h:1", executor=POOL), r"^executor: goes without fleet"),
     "one policy": (lambda e: pausefl.compare(e, "pause"), r"^policies = 'pause': must be a list of names and classes$"),
     "no policy's class": (lambda e: pausefl.simulate(e, 10, policies=[Path]), r"^selection\.policy = .pathlib.*:Path"),
     "one value": (lambda e: pausefl.sweep(e, {"selection.m": 3}), r"^selection\.m = 3: must be a list"),  # type: ignore[dict-item] # on purpose

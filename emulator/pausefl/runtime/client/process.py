@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -110,7 +110,7 @@ class ClientPlatform:
     connect: Callable[[str], Connect]
     """client id -> a function that opens its stream to the server."""
     executor: Executor | None
-    """Trains for all clients; None: the event loop does, as the work takes no time."""
+    """Trains for all clients, until they end; None: the event loop does, as the work takes no time."""
     clock: Clock = time.monotonic
     watch: Callable[[Clock], HostWatch] = HostMonitor
     spin_s: float = SPIN_S
@@ -148,10 +148,10 @@ async def play_over_grpc(
     refused: dict[str, str] | None = None,
 ) -> None:
     """Run these clients over gRPC. `page` and `refused` may outlive the run. See `run_clients`, `ClientPlatform`."""
-    with trainer_pool(plan) as executor:
-        connect = partial(connect_over_grpc, plan.connection, address)
-        platform = ClientPlatform(connect, executor, refused={} if refused is None else refused)
-        await run_clients(plan, client_ids, ledgers, platform, rounds, page)
+    executor = None if takes_no_time(plan) else TrainerPool(plan.training.trainers, be_nice)
+    connect = partial(connect_over_grpc, plan.connection, address)
+    platform = ClientPlatform(connect, executor, refused={} if refused is None else refused)
+    await run_clients(plan, client_ids, ledgers, platform, rounds, page)
 
 
 async def run_clients(
@@ -333,13 +333,8 @@ def _rounds(roll_calls: "Connection[Any, Any]") -> asyncio.Queue[int | None]:
     return calls
 
 
-def trainer_pool(plan: ClientPlan) -> AbstractContextManager[Executor | None]:
-    """Threads for training, noise, the ledger and the checks of large models; None if all that takes no time."""
-    return nullcontext() if takes_no_time(plan) else TrainerPool(plan.training.trainers, _be_nice)
-
-
 def takes_no_time(plan: ClientPlan) -> bool:
-    """Whether the clients' work takes less time than handing it to a thread and back."""
+    """Whether training, noise, the ledger and checks of models take less time than handing them to a thread."""
     training = plan.training
     workload = training.workload
     is_idle = workload.model == "synthetic" and workload.train_s == 0 and plan.privacy is None
@@ -347,7 +342,7 @@ def takes_no_time(plan: ClientPlan) -> bool:
     return is_idle and is_honest and workload.model_bytes <= MAX_FRAME_BYTES
 
 
-def _be_nice() -> None:
+def be_nice() -> None:
     """Lower this thread's priority. Never raise it: only root may, and a pool whose initializer fails is broken."""
     if sys.platform == "linux":
         niceness = max(_TRAINER_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
