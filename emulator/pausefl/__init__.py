@@ -12,7 +12,7 @@ May live here: the library, the command, and folders of what they use.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pausefl.extras import needs
+from pausefl.extras import PACKAGES, needs
 from pausefl_process.version import __version__ as __version__
 from pausefl_proto.errors import ConfigError, PauseflError
 
@@ -23,19 +23,15 @@ if TYPE_CHECKING:
     from pausefl.library import (
         Reproduction,
         Simulation,
-        Tuning,
-        audit,
         compare,
         fit_latency,
         load,
         open,  # noqa: A004 - as gzip.open
         replay,
         report,
-        reproduce,
         run,
         simulate,
         sweep,
-        tune,
         validate,
     )
     from pausefl.results.report.comparison import Comparison
@@ -44,7 +40,10 @@ if TYPE_CHECKING:
     from pausefl.studies.offline.latency_fit import LatencyFit
     from pausefl.studies.offline.replay_outputs import Replay
     from pausefl.studies.sweep import Sweep
-    from pausefl_audit.audit import Audit
+    from pausefl_audit.audit import Audit, audit
+    from pausefl_reproduce.library import reproduce
+    from pausefl_tune import tune
+    from pausefl_tune.tuning import Tuning
 
 __all__ = [
     "Audit",
@@ -88,14 +87,19 @@ _HOMES = {
     "Run": "pausefl.results.run",
     "SampledDelay": "pausefl.experiment.delay_laws",
     "Sweep": "pausefl.studies.sweep",
+    "Tuning": "pausefl_tune.tuning",
+    "audit": "pausefl_audit.audit",
+    "reproduce": "pausefl_reproduce.library",
+    "tune": "pausefl_tune",
 }
 
 
-@needs()
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'pausefl' has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "pausefl.library")), name)
+    home = _HOMES.get(name, "pausefl.library")
+    with needs(*{home.partition(".")[0].removeprefix("pausefl_")} & PACKAGES.keys()):  # the extra of a plug-in
+        return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

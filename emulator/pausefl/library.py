@@ -1,7 +1,9 @@
-"""The names of `import pausefl`: load and run experiments, compare policies, sweep settings, simulate, read results."""
+"""The names of `import pausefl`: load and run experiments, compare policies, sweep settings, simulate, read results.
+
+Plug-ins have functions of their own among these names. They check their arguments by the functions at the end.
+"""
 
 import operator
-from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -9,12 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, get_args
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment, with_values
 from pausefl.experiment.objects import as_toml, cells_of, folders_of
 from pausefl.experiment.toml_source import Overrides, bare_or_quoted, override_values
-from pausefl.extras import needs, require
+from pausefl.extras import needs
 from pausefl.outcomes import with_resume_command
 from pausefl.results.run import Run
 from pausefl.results.tables import data_frame, flat
@@ -32,13 +34,6 @@ if TYPE_CHECKING:
     from pausefl.studies.offline.replay_outputs import Replay
     from pausefl.studies.playing import Player, Show
     from pausefl.studies.sweep import Grid, Sweep
-    from pausefl_audit.audit import Audit
-    from pausefl_tune.front import FrontPoint
-    from pausefl_tune.plan import TuningPlan
-    from pausefl_tune.study import SearchResult
-
-By = Literal["simulate", "run"]
-"""How a trial of `tune` is played: as a simulation or as a run."""
 
 
 @dataclass(frozen=True)
@@ -75,29 +70,6 @@ class Reproduction:
 
     def __repr__(self) -> str:
         return f"<Reproduction of {', '.join(self.summary['series'])}: {self.folder}>"
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """The result of a parameter search."""
-
-    folder: Path
-    """The folder of front.csv, front.png, the settings as TOML, and the study."""
-    plan: "TuningPlan"
-    """The plan of the search: its space, its seeds and its objectives."""
-    tried: "SearchResult"
-    """Every setting that was tried."""
-    front: "Sequence[FrontPoint]"
-    """The settings that no other setting dominates, the recommended one first. The published setting comes last."""
-    confirmed: "Sequence[FrontPoint]"
-    """The recommended and the published setting, measured on the real clock. Empty unless the plan has `real_seeds`."""
-
-    def to_frame(self) -> "pd.DataFrame":
-        """The rows of front.csv, one for each setting of the front."""
-        return data_frame(self.folder / "front.csv")
-
-    def __repr__(self) -> str:
-        return f"<Tuning with {len(self.front)} settings on its front: {self.folder}>"
 
 
 @needs("server", "client", "report")
@@ -151,16 +123,19 @@ def run(
     if resume and run_dir is None:
         raise ConfigError("resume = True: needs the run_dir of the run to go on with")
     if resume and experiment is None and run_dir is not None:
-        experiment = stored_experiment(_path("run_dir", run_dir))
-    experiment = _checked(experiment)
+        experiment = stored_experiment(path_of("run_dir", run_dir))
+    experiment = checked(experiment)
     if rounds is not None:
-        experiment = with_values(experiment, "experiment", rounds=_count("rounds", rounds))
-    if back_to is not None and not (resume and _count("back_to", back_to, at_least=0) == back_to):
+        experiment = with_values(experiment, "experiment", rounds=count_of("rounds", rounds))
+    if back_to is not None and not (resume and count_of("back_to", back_to, at_least=0) == back_to):
         raise ConfigError(f"back_to = {back_to}: goes with resume = True")
-    _check_list("observers", observers, Observer, "pausefl.Observer objects")
+    check_list("observers", observers, Observer, "pausefl.Observer objects")
     for observer in observers:
         check_methods(observer, f"observers: {type(observer).__name__}")
-    with _folder(experiment.selection.policy, run_dir, "run_dir") as folder, _show(progress)(experiment.title) as show:
+    with (
+        folder_of(experiment.selection.policy, run_dir, "run_dir") as folder,
+        _show(progress)(experiment.title) as show,
+    ):
         where = f", fleet={fleet!r}" if fleet else ""
         go_on = f"pausefl.run(run_dir={str(folder)!r}, resume=True{where})"
         if not resume:
@@ -182,7 +157,7 @@ def open(folder: str | Path) -> "Run | Any":  # noqa: A001 - read as pausefl.ope
 
     Raises ConfigError if the folder is none of these.
     """
-    path = _path("folder", folder)
+    path = path_of("folder", folder)
     if not (path / "campaign.json").exists():
         return Run(path)
     from pausefl.studies.redrawing import opened_campaign
@@ -199,7 +174,7 @@ def report(folder: str | Path, *, csv: bool = False, formats: Sequence[str] = ()
     """
     from pausefl.studies.redrawing import report_folder
 
-    return report_folder(_path("folder", folder), csv=csv, formats=formats)
+    return report_folder(path_of("folder", folder), csv=csv, formats=formats)
 
 
 @needs("server", "client")
@@ -212,60 +187,8 @@ def validate(experiment: Experiment) -> list[str]:
     from pausefl.studies.ahead import ahead
 
     notes: list[str] = []
-    check_own_code(_checked(experiment))
+    check_own_code(checked(experiment))
     return [*try_out(experiment, notes.append), *notes, *ahead(experiment)]
-
-
-@needs("server", "client", "audit")
-def audit(source: str | Path | Experiment, *, uploads: int = 20_000, run_dir: str | Path | None = None) -> "Audit":
-    """Attack the privacy mechanism of an experiment or a run with `uploads` uploads, and check a run's ledgers.
-
-    With `run_dir`, the experiment is first run there with canaries in its data, and their releases are audited too.
-    Raises PauseflError if an upload leaks more than it claims, or if noise is not what was charged.
-    """
-    from pausefl_audit.audit import play_with_canaries, run_audit
-
-    if not isinstance(source, str | Path | Experiment):
-        raise ConfigError(f"source = {source!r:.80}: must be a run directory, a TOML file, a preset or an Experiment")
-    uploads = _count("uploads", uploads, at_least=100)
-    if run_dir is not None:
-        source = play_with_canaries(source, (), _path("run_dir", run_dir))
-    found = run_audit(source, (), uploads)
-    found.raise_if_broken()
-    return found
-
-
-@needs("server", "client", "report", "reproduce")
-def reproduce(
-    name: str,
-    folder: str | Path | None = None,
-    *,
-    scale: Literal["quick", "full"] | None = None,
-    seeds: int | None = None,
-    series: Sequence[str] = (),
-    each_seed: bool = False,
-    resume: bool = False,
-    progress: bool = True,
-    jobs: int = 1,
-    executor: Executor | None = None,
-) -> Reproduction:
-    """Play the runs of a published figure or table by name, and draw it with the published values.
-
-    `scale` is "quick" by default. `folder` is runs/reproduce-NAME by default. With `resume`, the reproduction there
-    goes on. With `each_seed`, each seed is also drawn as a thin line.
-    """
-    from pausefl_reproduce.command import requested
-    from pausefl_reproduce.playing import reproduce
-
-    _check_list("series", series, str, "names")
-    if scale not in (None, "quick", "full"):
-        raise ConfigError(f"scale = {scale!r:.80}: must be quick or full")
-    out = None if folder is None else str(_path("folder", folder))
-    asked = Namespace(name=name, out=out, scale=scale, resume=resume, overrides=[], series=",".join(series) or None)
-    asked.seeds, asked.each_seed = None if seeds is None else _count("seeds", seeds), each_seed
-    request = requested(asked)
-    player = _player(progress, _count("jobs", jobs), executor)
-    return Reproduction(request.folder.absolute(), reproduce(request, player, resume=resume))
 
 
 @needs("server", "client", "report")
@@ -290,11 +213,11 @@ def compare(
     from pausefl.studies.compare import compare_policies
 
     experiment, names = _with_policies(experiment, policies)
-    seeds, jobs = _count("seeds", seeds), _count("jobs", jobs)
+    seeds, jobs = count_of("seeds", seeds), count_of("jobs", jobs)
     if not names:
         raise ConfigError(f"policies = {policies!r}: must name at least one")
-    with _folder("compare", folder) as out:
-        return compare_policies(experiment, names, seeds, out, _player(progress, jobs, executor, fleet))
+    with folder_of("compare", folder) as out:
+        return compare_policies(experiment, names, seeds, out, player_of(progress, jobs, executor, fleet))
 
 
 @needs("server", "client", "report")
@@ -316,14 +239,14 @@ def sweep(
     """
     from pausefl.studies.sweep import as_listed, run_sweep
 
-    _checked(experiment)
-    seeds, jobs = _count("seeds", seeds), _count("jobs", jobs)
+    checked(experiment)
+    seeds, jobs = count_of("seeds", seeds), count_of("jobs", jobs)
     if not (isinstance(grid, Mapping) and all(isinstance(key, str) for key in grid)):
         raise ConfigError(f"grid = {grid!r:.80}: must be lists of values by key")
     grid = {key: as_listed(key, values) for key, values in grid.items()}
     experiment = _with_code(experiment, [value for values in grid.values() for value in values])
-    with _folder("sweep", folder) as out:
-        return run_sweep(experiment.to_toml(), grid, seeds, out, _player(progress, jobs, executor, fleet))
+    with folder_of("sweep", folder) as out:
+        return run_sweep(experiment.to_toml(), grid, seeds, out, player_of(progress, jobs, executor, fleet))
 
 
 @needs("server", "report")
@@ -345,9 +268,9 @@ def simulate(
     from pausefl.studies.simulations import run_simulations
 
     experiment, names = _with_policies(experiment, policies)
-    rounds, seeds = _count("rounds", rounds), _count("seeds", seeds)
-    jobs = None if jobs is None else _count("jobs", jobs)
-    with _folder("simulate", folder) as out:
+    rounds, seeds = count_of("rounds", rounds), count_of("seeds", seeds)
+    jobs = None if jobs is None else count_of("jobs", jobs)
+    with folder_of("simulate", folder) as out:
         return Simulation(out, run_simulations(experiment, names, seeds, rounds, out, jobs))
 
 
@@ -368,11 +291,11 @@ def replay(
     """
     from pausefl.studies.offline.replay_outputs import replayed, write_replay
 
-    draws = _count("draws", draws)
+    draws = count_of("draws", draws)
     if not (policy is None or isinstance(policy, str)):
         raise ConfigError(f"policy = {policy!r:.80}: must be the name of a policy")
-    out = _path("folder", folder) if folder is not None else None
-    found = replayed(_path("run_dir", run_dir), policy, overrides, draws)
+    out = path_of("folder", folder) if folder is not None else None
+    found = replayed(path_of("run_dir", run_dir), policy, overrides, draws)
     if out is not None:
         write_replay(found, out)
     return found
@@ -412,47 +335,8 @@ def fit_latency(
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    _path("source", source)  # the file is read now, and errors name it as it was given
+    path_of("source", source)  # the file is read now, and errors name it as it was given
     return fit_latency(Path(source), reading)
-
-
-@needs("server", "report", "tune")
-def tune(
-    experiment: Experiment,
-    search: Sequence[str] = (),
-    folder: str | Path | None = None,
-    *,
-    by: By = "simulate",
-    trials: int = 50,
-    seeds: int = 3,
-    fresh_seeds: int = 10,
-    target_accuracy: float | None = None,
-    real_seeds: int = 0,
-    jobs: int = 1,
-    executor: Executor | None = None,
-) -> Tuning:
-    """Search parameters, `["selection.pause.alpha=log:1..1000"]`, for latency, leakage and accuracy together.
-
-    `by` says how a setting is played: "simulate" or "run". For `jobs` and `executor`, see `compare`. Returns the Pareto
-    front, compared with the experiment's own setting on fresh seeds. Tables, settings and a figure are written to
-    `folder`, runs/tune-<time> by default.
-    """
-    require("tune", "report")
-    from pausefl.terminal_table import plain_console
-    from pausefl_tune import tune_experiment
-    from pausefl_tune.plan import TuningPlan
-
-    _checked(experiment)
-    trials, seeds, fresh_seeds = _count("trials", trials), _count("seeds", seeds), _count("fresh_seeds", fresh_seeds)
-    real_seeds = _count("real_seeds", real_seeds, at_least=0)
-    _check_list("search", search, str, "texts KEY=SPACE")
-    if by not in get_args(By):
-        raise ConfigError(f"by = {by!r:.80}: must be {' or '.join(get_args(By))}")
-    if not (target_accuracy is None or isinstance(target_accuracy, int | float)):
-        raise ConfigError(f"target_accuracy = {target_accuracy!r:.80}: must be a number")
-    plan = TuningPlan(experiment.to_toml(), search, by, trials, seeds, fresh_seeds, target_accuracy, real_seeds)
-    with _folder("tune", folder) as out:
-        return tune_experiment(plan, out, plain_console(stderr=True), _player(True, _count("jobs", jobs), executor))
 
 
 def _by_key(tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -466,7 +350,7 @@ def _by_key(tables: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _checked(experiment: Experiment | None) -> Experiment:
+def checked(experiment: Experiment | None) -> Experiment:
     """Return the experiment. Raises ConfigError if it is not an `Experiment`."""
     if not isinstance(experiment, Experiment):
         raise ConfigError(f"experiment = {experiment!r:.80}: must be an Experiment, as pausefl.load returns it")
@@ -475,9 +359,9 @@ def _checked(experiment: Experiment | None) -> Experiment:
 
 def _with_policies(experiment: Experiment, policies: Sequence[str | type]) -> tuple[Experiment, list[str]]:
     """The experiment, with code of policies that other processes could not import, and the policies' names."""
-    _check_list("policies", policies, str | type, "names and classes")
+    check_list("policies", policies, str | type, "names and classes")
     names = [as_toml(policy, "policies") for policy in policies]
-    return _with_code(_checked(experiment), names), names
+    return _with_code(checked(experiment), names), names
 
 
 def _with_code(experiment: Experiment, values: list[Any]) -> Experiment:
@@ -490,13 +374,14 @@ def _with_code(experiment: Experiment, values: list[Any]) -> Experiment:
     return experiment.replace({"experiment.by_value": {**table.by_value, **cells}, "experiment.python_path": path})
 
 
-def _check_list(name: str, values: Sequence[object], kind: type | UnionType, what: str) -> None:
+def check_list(name: str, values: Sequence[object], kind: type | UnionType, what: str) -> None:
+    """Raise ConfigError if an argument is no list of objects of a kind, which `what` describes."""
     is_listed = isinstance(values, Sequence) and not isinstance(values, str)
     if not (is_listed and all(isinstance(value, kind) for value in values)):
         raise ConfigError(f"{name} = {values!r:.80}: must be a list of {what}")
 
 
-def _count(name: str, value: SupportsIndex, at_least: int = 1) -> int:
+def count_of(name: str, value: SupportsIndex, at_least: int = 1) -> int:
     """The argument as an int. Raises ConfigError if it is no whole number, of Python or numpy, or is too small."""
     try:
         count = operator.index(value)
@@ -507,7 +392,7 @@ def _count(name: str, value: SupportsIndex, at_least: int = 1) -> int:
     return count
 
 
-def _path(name: str, path: str | Path) -> Path:
+def path_of(name: str, path: str | Path) -> Path:
     """The argument as an absolute path, as the working folder may change. Raises ConfigError if it is no path."""
     try:
         check_places(str(found := Path(path)))
@@ -517,11 +402,11 @@ def _path(name: str, path: str | Path) -> Path:
 
 
 @contextmanager
-def _folder(command: str, folder: str | Path | None, name: str = "folder") -> Iterator[Path]:
+def folder_of(command: str, folder: str | Path | None, name: str = "folder") -> Iterator[Path]:
     """Yield the absolute path of `folder`. By default, it is a new folder, which is removed if it stays empty."""
     from pausefl.runtime.run_dir import default_folder, remove_unused
 
-    path = _path(name, folder) if folder is not None else default_folder(command).absolute()
+    path = path_of(name, folder) if folder is not None else default_folder(command).absolute()
     try:
         yield path
     finally:
@@ -537,7 +422,8 @@ def _fleet(address: str | None) -> "StandingFleet | None":
     return StandingFleet(address) if address is not None else None
 
 
-def _player(progress: bool, jobs: int, executor: Executor | None, fleet: str | None = None) -> "Player":
+def player_of(progress: bool, jobs: int, executor: Executor | None, fleet: str | None = None) -> "Player":
+    """The player of a campaign's runs, by arguments of the functions above. ConfigError if they cannot go together."""
     from pausefl.studies.executors import player_on
     from pausefl.studies.playing import OneByOne, OnExecutor
     from pausefl.terminal_table import plain_console

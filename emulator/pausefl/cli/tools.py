@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from pausefl.cli.option_values import experiment_of, listed_names, refuse_beside
+from pausefl.cli.option_values import experiment_of, listed_names
 from pausefl.extras import require
 from pausefl.terminal_table import plain_console
 from pausefl_proto.errors import ConfigError
@@ -22,19 +22,9 @@ def report(options: argparse.Namespace) -> None:
 def audit(options: argparse.Namespace) -> None:
     """Test the mechanism of a client by sending many uploads in two worlds."""
     require("audit")
-    from pausefl_audit.audit import play_with_canaries, run_audit
+    from pausefl_audit.command import print_audit
 
-    if options.uploads < 100:
-        raise ConfigError(f"--uploads {options.uploads}: must be at least 100")
-    if Path(options.config).is_dir():
-        refuse_beside(options, "RUN_DIR", "--uploads")
-    source = options.config
-    if options.run_dir is not None:
-        source = play_with_canaries(source, options.overrides, Path(options.run_dir))
-    console = plain_console()
-    with console.status(f"sending {options.uploads:,} uploads in each of two worlds, attack by attack"):
-        for part in run_audit(source, options.overrides, options.uploads).in_tables():
-            console.print(part)
+    print_audit(options, plain_console())
 
 
 def bench(options: argparse.Namespace) -> None:

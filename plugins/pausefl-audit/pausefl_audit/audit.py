@@ -16,7 +16,8 @@ from rich.table import Table
 
 from pausefl.experiment.client_records import budget_of
 from pausefl.experiment.experiment import Experiment, load_experiment
-from pausefl.library import load, run
+from pausefl.extras import needs
+from pausefl.library import count_of, load, path_of, run
 from pausefl.outcomes import check_outcome
 from pausefl.results.reading import read_run
 from pausefl.runtime.client.plan import client_plan
@@ -39,7 +40,7 @@ from pausefl_audit.noted import guesses_of, with_canaries
 from pausefl_audit.runs import Witness, witnesses
 from pausefl_client.privacy.ledger import verified_spend
 from pausefl_proto.budget import Budget
-from pausefl_proto.errors import PauseflError
+from pausefl_proto.errors import ConfigError, PauseflError
 
 FALSE_ALARM = 1e-3
 """The probability that a correct mechanism fails an audit: half of it for the bounds on ε, half for the checks."""
@@ -91,6 +92,23 @@ class Audit:
         self.raise_if_broken()
         if self.ledgers:
             yield self.ledgers
+
+
+@needs("server", "client", "audit")
+def audit(source: str | Path | Experiment, *, uploads: int = 20_000, run_dir: str | Path | None = None) -> Audit:
+    """Attack the privacy mechanism of an experiment or a run with `uploads` uploads, and check a run's ledgers.
+
+    With `run_dir`, the experiment is first run there with canaries in its data, and their releases are audited too.
+    Raises PauseflError if an upload leaks more than it claims, or if noise is not what was charged.
+    """
+    if not isinstance(source, str | Path | Experiment):
+        raise ConfigError(f"source = {source!r:.80}: must be a run directory, a TOML file, a preset or an Experiment")
+    uploads = count_of("uploads", uploads, at_least=100)
+    if run_dir is not None:
+        source = play_with_canaries(source, (), path_of("run_dir", run_dir))
+    found = run_audit(source, (), uploads)
+    found.raise_if_broken()
+    return found
 
 
 def run_audit(source: str | Path | Experiment, overrides: Sequence[str], uploads: int) -> Audit:

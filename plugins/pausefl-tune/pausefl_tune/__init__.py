@@ -3,25 +3,71 @@
 May live here: the search space, the measurement of a trial, the search itself and its output files.
 """
 
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Console
 
-from pausefl.library import Tuning
+from pausefl.experiment.experiment import Experiment
+from pausefl.extras import needs, require
+from pausefl.library import check_list, checked, count_of, folder_of, player_of
 from pausefl.outcomes import RunInterrupted, with_resume_command
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN
 from pausefl.runtime.terminal import make_view
 from pausefl.studies.campaign import Plan, begin, plan_of, read_plan, resume_campaign_command, write_plan
 from pausefl.studies.playing import OneByOne, Player
+from pausefl.terminal_table import plain_console
 from pausefl_process.files import locked
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_tune.front import FrontPoint, compared
 from pausefl_tune.measure import CLOCK, Measure, SettingRefused
 from pausefl_tune.outputs import SUMMARY, write_tuning
-from pausefl_tune.plan import TuningPlan
+from pausefl_tune.plan import By, TuningPlan
 from pausefl_tune.study import search
+from pausefl_tune.tuning import Tuning
+
+
+@needs("server", "report", "tune")
+def tune(
+    experiment: Experiment,
+    search: Sequence[str] = (),
+    folder: str | Path | None = None,
+    *,
+    by: By = "simulate",
+    trials: int = 50,
+    seeds: int = 3,
+    fresh_seeds: int = 10,
+    target_accuracy: float | None = None,
+    real_seeds: int = 0,
+    jobs: int = 1,
+    executor: Executor | None = None,
+) -> Tuning:
+    """Search parameters, `["selection.pause.alpha=log:1..1000"]`, for latency, leakage and accuracy together.
+
+    `by` says how a setting is played: "simulate" or "run". For `jobs` and `executor`, see `compare`. Returns the Pareto
+    front, compared with the experiment's own setting on fresh seeds. Tables, settings and a figure are written to
+    `folder`, runs/tune-<time> by default.
+    """
+    require("tune", "report")
+    checked(experiment)
+    trials, seeds, fresh_seeds = (
+        count_of("trials", trials),
+        count_of("seeds", seeds),
+        count_of("fresh_seeds", fresh_seeds),
+    )
+    real_seeds = count_of("real_seeds", real_seeds, at_least=0)
+    check_list("search", search, str, "texts KEY=SPACE")
+    if by not in get_args(By):
+        raise ConfigError(f"by = {by!r:.80}: must be {' or '.join(get_args(By))}")
+    if not (target_accuracy is None or isinstance(target_accuracy, int | float)):
+        raise ConfigError(f"target_accuracy = {target_accuracy!r:.80}: must be a number")
+    plan = TuningPlan(experiment.to_toml(), search, by, trials, seeds, fresh_seeds, target_accuracy, real_seeds)
+    with folder_of("tune", folder) as out:
+        return tune_experiment(plan, out, plain_console(stderr=True), player_of(True, count_of("jobs", jobs), executor))
 
 
 def tune_experiment(plan: TuningPlan, folder: Path, console: Console, player: Player | None = None) -> Tuning:

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
-from pausefl.library import Tuning
 from pausefl.results.in_words import number
 from pausefl.results.report.comparison.figure import legend_above
 from pausefl.results.report.style import LIMIT, MUTED, RC, SERIES, write_picture
@@ -20,6 +19,7 @@ from pausefl.results.tables import write_records
 from pausefl_process.files import write_durably
 from pausefl_tune.front import FrontPoint
 from pausefl_tune.plan import Objective, Point
+from pausefl_tune.tuning import Tuning
 
 SUMMARY = "tuning.json"
 

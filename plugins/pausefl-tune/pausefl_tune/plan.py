@@ -5,14 +5,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.experiment.server_records import check_policies, parameters_of, selected_policy
 from pausefl.experiment.toml_source import bare_or_quoted, listed_values, parts_of_key, value_of_text
-from pausefl.library import By
 from pausefl.results.reading import EPSILON_LABELS, latency_unit
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection.base import Policy
@@ -20,6 +19,8 @@ from pausefl_server.selection.newcomers import NewcomerPolicy
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.ucb import Ucb
 
+By = Literal["simulate", "run"]
+"""How a trial of `tune` is played: as a simulation or as a run."""
 Point = Mapping[str, Any]
 """A value for each searched key. Empty for the published setting."""
 _WEIGHTS = {"alpha": "log:0.01..1000", "gamma": "log:0.01..1000", "zeta": "log:0.01..100", "beta": "1.05..6.0"}
