@@ -187,7 +187,10 @@ class Ledger:
             return self._db.execute(query, key).fetchone() is not None
 
     def settle(self) -> None:
-        """Note that the server no longer needs the open release's bytes. Saved with the next release, or at the end."""
+        """Note that the server no longer needs the open release's bytes. Saved with the next release, or at the end.
+
+        A crash before that leaves the release open. It is charged all the same.
+        """
         self._is_settled = True
 
     def close(self) -> None:

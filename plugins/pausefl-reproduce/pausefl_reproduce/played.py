@@ -178,7 +178,7 @@ def _leakage_of(run: RunData) -> tuple[dict[str, list[float]], dict[str, list[fl
         for name, value in zip(leak, (record.round, max(spent.values()), median(spent.values())), strict=True):
             leak[name].append(value)
     commits_s = [0.0, *(record.elapsed_s for record in records)]
-    retired_s = [commits_s[min(t, len(records))] for t in run.clients["retired_before"].tolist()]
+    retired_s = [commits_s[max(0, t - 1)] for t in run.clients["retired_before"].tolist()]
     order = sorted(range(len(ids)), key=lambda k: fmean(latencies_s[ids[k]] or [math.inf]))
     by_speed = _columns(epsilon=[half[ids[k]] for k in order], retired_s=[retired_s[k] for k in order])
     return leak, by_speed
