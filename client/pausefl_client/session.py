@@ -70,6 +70,7 @@ class ClientSession:
         self._withdrawals = Withdrawals()
         self._writing = asyncio.Lock()
         self._last_job_s = host.clock()  # when the job that was answered last had arrived
+        self._held_from_s = self._held_until_s = 0.0  # when the link held the last update back
         self.is_connected = False
         """Whether the client has a stream on which the server has welcomed it."""
 
@@ -173,9 +174,9 @@ class ClientSession:
         while (data := await stream.read()) is not None:
             arrived_s = self._host.clock()
             message, payload = decode(pb.ServerMessage, data)
+            kept = self._kept and self._kept[0]
             match message.WhichOneof("kind"):
-                case "job":
-                    kept = self._kept and self._kept[0]  # the server sends a job after it committed all earlier rounds
+                case "job":  # the server sends it after it committed all earlier rounds
                     if kept is not None and kept.round < message.job.round and kept.run_id == self._run_id:
                         self._settle()
                     frames = Assembler(message.job.model, self._trainer.manifest.size)
@@ -186,7 +187,8 @@ class ClientSession:
                     download.frames.add(message.frame.index, payload)
                     download.last_s = arrived_s
                 case "ack":
-                    self._forget(message.ack)
+                    if kept is not None and (kept.round, kept.attempt) == (message.ack.round, message.ack.attempt):
+                        self._settle()
                 case "withdraw":
                     self._withdrawals.withdraw(message.withdraw)
                 case "ping":
@@ -234,6 +236,8 @@ class ClientSession:
             raise PauseflError(f"round {job.round}: must be from 1 to {MOST_ROUNDS}")
         delays = link.draw(job.round)
         drawn_down_s = await self._hold_model(download, delays)
+        if link.mode == "additive":  # an earlier update leaves the link first
+            drawn_down_s = max(drawn_down_s, self._held_until_s - max(self._held_from_s, download.last_s))
         started_s = self._host.clock()
         try:
             work = await self._work(download, started_s)
@@ -242,8 +246,8 @@ class ClientSession:
         except OWN_CODE_ERRORS as error:  # raised by a trainer
             raise PauseflError(with_place(error)) from error
         done_s = self._host.clock()
-        update_bytes = work.released.vector.nbytes
-        drawn_up_s = await link.hold_update(delays, first_s, done_s, update_bytes, self._host.clock)
+        drawn_up_s = await link.hold_update(delays, first_s, done_s, work.released.vector.nbytes, self._host.clock)
+        self._held_from_s, self._held_until_s = done_s, done_s + drawn_up_s
         timing = pb.Timing(
             download_s=download.last_s - download.first_s,
             injected_down_s=started_s - download.last_s,
@@ -371,10 +375,6 @@ class ClientSession:
         is_damaged = not work.cancelled() and isinstance(work.exception(), DamageError)
         if is_damaged and self._kept is not None and self._kept[1] is work:
             self._kept = None
-
-    def _forget(self, ack: pb.Ack) -> None:
-        if self._kept is not None and (self._kept[0].round, self._kept[0].attempt) == (ack.round, ack.attempt):
-            self._settle()
 
     def _settle(self) -> None:
         """Drop the kept bytes, here and on the disk: the server no longer needs them."""

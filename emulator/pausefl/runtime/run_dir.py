@@ -112,7 +112,8 @@ def made_run_dir(experiment: Experiment, run_dir: Path, *, resume: bool = False)
                 is_refused = isinstance(error, ConfigError)
                 # A client that has joined may have released an update. If the log is lost, one may have joined.
                 has_joined = _has_lost_log(run_dir) or _has_rows(run_dir / "run.db", "events")
-                if not (_was_played(run_dir) or (has_joined and not is_refused)):
+                was_played = _has_rows(run_dir / "run.db", "rounds") or _has_releases(run_dir)
+                if not (was_played or (has_joined and not is_refused)):
                     kept = before | (set() if is_refused else _LOGS)  # the logs help to explain a failure
                     _remove(run_dir / name for name in _MADE if name not in kept)
                     _remove_empty(missing)
@@ -290,10 +291,6 @@ def _digest(data: bytes) -> str:
 def _has_lost_log(run_dir: Path) -> bool:
     is_log = _has_rows(run_dir / "run.db", "sqlite_schema")  # or it is damaged, which opening it reports
     return not is_log and any((run_dir / name).exists() for name in ("checkpoints", "summary.json"))
-
-
-def _was_played(run_dir: Path) -> bool:
-    return _has_rows(run_dir / "run.db", "rounds") or _has_releases(run_dir)
 
 
 def _has_releases(run_dir: Path) -> bool:
