@@ -315,7 +315,7 @@ def test_a_torn_state_is_not_taken_for_a_whole_one(tmp_path: Path, whole: dict[i
     client = Client(tmp_path)
     for round_ in (1, 2):
         client.train(round_)
-    before = {path: path.read_bytes() for path in tmp_path.glob("client-000.state-*")}
+    before = {path: path.read_bytes() for path in tmp_path.glob("client-000.states/*")}
     client.train(4)
     (latest,) = (path for path, state in before.items() if path.read_bytes() != state)
     latest.write_bytes(latest.read_bytes()[:-1])
@@ -326,14 +326,16 @@ def test_a_torn_state_is_not_taken_for_a_whole_one(tmp_path: Path, whole: dict[i
 def test_states_that_cannot_be_read_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     client = Client(tmp_path)
     client.train(1)
-    for path in tmp_path.glob("client-000.state-*"):
+    for path in tmp_path.glob("client-000.states/*"):
         path.write_bytes(b"of another version" + path.read_bytes())
     client.start()
     client.train(2)
     assert "round 2: the trainer's state before it is gone; it starts fresh" in caplog.text
 
 
-def test_another_run_begins_with_a_fresh_optimizer(tmp_path: Path, whole: dict[int, bytes]) -> None:
+def test_another_run_begins_with_a_fresh_optimizer_and_the_first_one_goes_on(
+    tmp_path: Path, whole: dict[int, bytes]
+) -> None:
     """This holds for living and restarted clients: ledgers of several runs may lie in one folder."""
     client = Client(tmp_path)
     for is_restarted in (False, True):
@@ -342,6 +344,12 @@ def test_another_run_begins_with_a_fresh_optimizer(tmp_path: Path, whole: dict[i
         if is_restarted:
             client.start()
         assert client.train(1, run_id=f"after {is_restarted}") == whole[1]
+        if is_restarted:
+            client.start()
+        assert client.train(4, run_id=f"before {is_restarted}") == whole[4]
+    client.start()
+    client.train(1, run_id="the fifth")
+    assert len({path.stem for path in tmp_path.glob("client-000.states/*")}) == 4
 
 
 @pytest.mark.parametrize(("round_", "is_said"), [(3, True), (1, False)])
@@ -374,8 +382,10 @@ def test_a_state_that_is_shorter_than_the_one_it_overwrites_is_whole(tmp_path: P
     before, after = FakeTrainer(Clock()), FakeTrainer(Clock())
     states = TrainerStates(before, tmp_path / "a")
     for round_, remembered in enumerate(([1] * 50, [2] * 50, [3], []), 1):
+        key = ReleaseKey("run", round_, 1, f"model {round_}")
+        states.recall(key)
         before.rounds = remembered
-        states.keep(ReleaseKey("run", round_, 1, f"model {round_}"))
+        states.keep(key)
         TrainerStates(after, tmp_path / "a").recall(ReleaseKey("run", round_ + 1, 1, f"model {round_ + 1}"))
         assert after.rounds == remembered
         after.rounds = []
@@ -385,8 +395,9 @@ def test_a_first_training_that_is_broken_off_leaves_nothing_of_another_run(tmp_p
     before, after = FakeTrainer(Clock()), FakeTrainer(Clock())
     states = TrainerStates(before, tmp_path / "a")
     for round_ in (1, 2):
+        states.recall(key := ReleaseKey("another", round_, 1, f"model {round_}"))
         before.rounds = [round_]
-        states.keep(ReleaseKey("another", round_, 1, f"model {round_}"))
+        states.keep(key)
     states = TrainerStates(after, tmp_path / "a")
     states.recall(ReleaseKey("run", 1, 1, "model 1"))
     after.rounds = [1]
@@ -398,5 +409,5 @@ def test_only_its_owner_may_read_what_a_trainer_remembers(tmp_path: Path, whole:
     """The state comes from the data, without noise. A trainer without a state writes no file."""
     TrainerStates(make_trainer(SGD), tmp_path / "folder/a").keep(ReleaseKey("run", 1, 1, "model"))
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
-    assert len(files := list((tmp_path / "whole").iterdir())) == 2
+    assert len(files := list(tmp_path.glob("whole/*/*"))) == 2
     assert not any(file.stat().st_mode & 0o077 for file in files)
