@@ -153,13 +153,8 @@ def stored_experiment(run_dir: Path) -> Experiment:
 
 def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> None:
     """Bind the run to its configuration. A new run writes config.toml; a resumed run may only differ in more rounds."""
-    if (run_dir / CAMPAIGN_PLAN).exists():
-        raise ConfigError(f"--run-dir {run_dir}: holds a campaign (a comparison, a sweep or a search); choose another")
-    if resume and _has_lost_log(run_dir):  # the run would start again, and forget what clients have spent
-        raise ConfigError(f"{run_dir / 'run.db'}: is missing or empty, but a run began there; restore it from a copy")
+    _refuse_place(run_dir, resume=resume)
     if (run_dir / "run.db").exists():
-        if not resume:
-            refuse_run_in(run_dir)
         if _extends(experiment, run_dir):
             _extend(run_dir, experiment)
         text = (run_dir / "config.toml").read_bytes()
@@ -170,6 +165,16 @@ def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> N
         if store.meta(_CONFIG_DIGEST) is None:
             store.set_meta(_CONFIG_DIGEST, _digest(text))
             store.set_meta(_FILE_DIGESTS, json.dumps(_file_digests(experiment)))
+
+
+def _refuse_place(run_dir: Path, *, resume: bool) -> None:
+    """ConfigError if no run can begin in a directory or, with `resume`, none can go on there."""
+    if (run_dir / CAMPAIGN_PLAN).exists():
+        raise ConfigError(f"--run-dir {run_dir}: holds a campaign (a comparison, a sweep or a search); choose another")
+    if resume and _has_lost_log(run_dir):  # the run would start again, and forget what clients have spent
+        raise ConfigError(f"{run_dir / 'run.db'}: is missing or empty, but a run began there; restore it from a copy")
+    if not resume:
+        refuse_run_in(run_dir)
 
 
 def refuse_changed_files(experiment: Experiment, run_dir: Path) -> None:
@@ -188,6 +193,7 @@ def _file_digests(experiment: Experiment) -> dict[str, str]:
 
 def check_goes_on(experiment: Experiment, run_dir: Path) -> None:
     """ConfigError if the directory holds a run of another experiment, or one without rounds left. Writes nothing."""
+    _refuse_place(run_dir, resume=True)
     rounds = experiment.experiment.rounds
     if not (run_dir / "run.db").exists() or _extends(experiment, run_dir):
         return
