@@ -243,19 +243,25 @@ class Fleet:
     def _hear(self, lines: "Iterable[Connection[Any, Any]]", report: Report) -> None:
         """Act on all that client processes have said on these lines by now."""
         for line in [*lines]:
-            try:
-                while line.poll():
-                    match line.recv():
-                        case MetricsServed() as event:
-                            if self._targets is not None:
-                                self._targets.add(self._lines[line], event)
-                        case Failed() as event:
-                            self._failures[self._lines[line]] = event
-                        case event:
-                            report(event)
-            except (EOFError, OSError):  # the process has ended, which `_on_exit` reports
-                line.close()
-                self._lines.pop(line, None)
+            while (event := self._said_on(line)) is not None:
+                match event:
+                    case MetricsServed():
+                        if self._targets is not None:
+                            self._targets.add(self._lines[line], event)
+                    case Failed():
+                        self._failures[self._lines[line]] = event
+                    case _:
+                        report(event)
+
+    def _said_on(self, line: "Connection[Any, Any]") -> ProgressEvent | None:
+        """The next event on a client process's line; None if there is none by now, or the process has ended."""
+        try:
+            event: ProgressEvent | None = line.recv() if line.poll() else None
+        except (EOFError, OSError):  # `_on_exit` reports it
+            line.close()
+            self._lines.pop(line, None)
+            return None
+        return event
 
     def _is_late(self) -> bool:
         """Whether the run was asked to end, and the server should have done so by now."""
