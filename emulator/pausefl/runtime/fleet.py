@@ -124,7 +124,7 @@ class Fleet:
         self._returning: list[_ClientProcess] = []  # processes to be restarted
         self._called = 0  # the round of the last roll call
         self._is_playing = False  # whether a round was committed
-        self._targets = Targets(run_dir) if port >= 0 else None
+        self._targets = Targets(run_dir if port >= 0 else None)
         self._lines: dict[Connection[Any, Any], str] = {}  # from client processes, with the process's name
         self._failures: dict[str, Failed] = {}  # why a client process ended, by its name
         self._stop = stop or threading.Event()
@@ -153,8 +153,7 @@ class Fleet:
                 raise
             finally:
                 self._end_all()
-                if self._targets is not None:
-                    self._targets.clear()
+                self._targets.clear()
 
     def _start_server(self) -> "Connection[Any, Any]":
         ours, theirs = multiprocessing.Pipe()
@@ -223,7 +222,7 @@ class Fleet:
             case Failed(message, bad_input):
                 raise (ConfigError if bad_input else PauseflError)(message)
             case _:
-                if isinstance(event, MetricsServed) and self._targets is not None:
+                if isinstance(event, MetricsServed):
                     self._targets.add(SERVER, event)
                 self._is_playing = self._is_playing or isinstance(event, RoundCommitted)
                 report(event)
@@ -246,8 +245,7 @@ class Fleet:
             while (event := self._said_on(line)) is not None:
                 match event:
                     case MetricsServed():
-                        if self._targets is not None:
-                            self._targets.add(self._lines[line], event)
+                        self._targets.add(self._lines[line], event)
                     case Failed():
                         self._failures[self._lines[line]] = event
                     case _:
@@ -322,8 +320,7 @@ class Fleet:
         """Handle a client process's end. A code other than 0 is fatal before round 1, or may cause a restart."""
         process.join()
         if process.exitcode == 0:
-            if self._targets is not None:
-                self._targets.forget(process.name)
+            self._targets.forget(process.name)
             return
         if not self._is_playing and (failed := self._failures.get(process.name)) is not None:
             raise (ConfigError if failed.bad_input else PauseflError)(f"{process.name}: {failed.message}")

@@ -13,9 +13,9 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
 
 class Targets:
-    """Keeps targets.json up to date while processes report their metrics addresses."""
+    """Keeps targets.json up to date while processes report their metrics addresses; writes none without `run_dir`."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path | None) -> None:
         self._run_dir = run_dir
         self._addresses: dict[str, str] = {}  # by process
 
@@ -36,6 +36,8 @@ class Targets:
         self._write()
 
     def _write(self) -> None:
+        if self._run_dir is None:
+            return
         by_job: dict[str, list[str]] = {}
         for process, address in self._addresses.items():
             by_job.setdefault(SERVER if process == SERVER else "pausefl-clients", []).append(address)
