@@ -44,27 +44,22 @@ def _folder(text: str) -> str:
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """The parsed arguments; those of the process if `arguments` is None. SystemExit with one line if they are wrong.
 
-    In the result, `typed` names the options that the user typed, in contrast to those at their defaults.
+    In the result, `typed` has the full names of the long options that the user typed; the others are at their defaults.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     options, unknown = parser.parse_known_args(arguments)
-    options.typed = _typed(options.parser, arguments)
+    sub: argparse.ArgumentParser = options.parser
+    known = list(dict.fromkeys(re.findall(r"--[a-z-]+", sub.format_help())))
+    words = [word.partition("=")[0] for word in arguments if len(word) > 2 and word.startswith("--")]
+    # Options may be abbreviated.
+    options.typed = [word if word in known else next((k for k in known if k.startswith(word)), word) for word in words]
     if unknown:
-        sub: argparse.ArgumentParser = options.parser
-        known = re.findall(r"--[a-z-]+", sub.format_help())
         folders = [each for each in ("--run-dir", "--out") if each in known and unknown[0] in _FOLDERS]
         close = folders or difflib.get_close_matches(unknown[0], known, 1)
         by_key = "--set" in known and unknown[0].startswith("--")
         hint = f"; did you mean {close[0]}?" if close else "; --set KEY=VALUE changes the experiment" if by_key else ""
         sub.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return options
-
-
-def _typed(sub: argparse.ArgumentParser, arguments: Sequence[str]) -> list[str]:
-    """The full names of the long options among a subcommand's arguments, where they may be abbreviated."""
-    known = dict.fromkeys(re.findall(r"--[a-z-]+", sub.format_help()))
-    words = [word.partition("=")[0] for word in arguments if len(word) > 2 and word.startswith("--")]
-    return [word if word in known else next((k for k in known if k.startswith(word)), word) for word in words]
 
 
 def make_parser(functions: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
