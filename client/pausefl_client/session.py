@@ -62,6 +62,7 @@ class ClientSession:
         self._link = link
         self._connect = connect
         self._host = host
+        self._clock = host.monitor.clock
         self._run_id = ""
         # The work for one key: under way, or released but not yet acknowledged. It outlives the stream of its job. If
         # the server asks for the same key again, the client sends the same bytes.
@@ -69,7 +70,7 @@ class ClientSession:
         self._working: asyncio.Future[Work] | None = None  # the work that began last; it may still be under way
         self._withdrawals = Withdrawals()
         self._writing = asyncio.Lock()
-        self._last_job_s = host.clock()  # when the job that was answered last had arrived
+        self._last_job_s = self._clock()  # when the job that was answered last had arrived
         self._held_from_s = self._held_until_s = 0.0  # when the link held the last update back
         self.is_connected = False
         """Whether the client has a stream on which the server has welcomed it."""
@@ -91,8 +92,8 @@ class ClientSession:
             self._withdrawals.withdraw_all()
 
     async def _run(self) -> str:
-        settings, clock = self._settings, self._host.clock
-        reconnection = Reconnection(settings.client_id, settings.give_up_after_s, settings.retry_every_s, clock)
+        settings = self._settings
+        reconnection = Reconnection(settings.client_id, settings.give_up_after_s, settings.retry_every_s, self._clock)
         while True:
             try:
                 async with contextlib.AsyncExitStack() as opened:
@@ -172,7 +173,7 @@ class ClientSession:
         """Read and handle messages. Queue each job once its model is complete, or once the job is withdrawn."""
         download: Download | None = None
         while (data := await stream.read()) is not None:
-            arrived_s = self._host.clock()
+            arrived_s = self._clock()
             message, payload = decode(pb.ServerMessage, data)
             kept = self._kept and self._kept[0]
             match message.WhichOneof("kind"):
@@ -238,15 +239,15 @@ class ClientSession:
         drawn_down_s = await self._hold_model(download, delays)
         if link.mode == "additive":  # an earlier update leaves the link first
             drawn_down_s = max(drawn_down_s, self._held_until_s - max(self._held_from_s, download.last_s))
-        started_s = self._host.clock()
+        started_s = self._clock()
         try:
             work = await self._work(download, started_s)
         except PauseflError:
             raise
         except OWN_CODE_ERRORS as error:  # raised by a trainer
             raise PauseflError(with_place(error)) from error
-        done_s = self._host.clock()
-        drawn_up_s = await link.hold_update(delays, first_s, done_s, work.released.vector.nbytes, self._host.clock)
+        done_s = self._clock()
+        drawn_up_s = await link.hold_update(delays, first_s, done_s, work.released.vector.nbytes, self._clock)
         self._held_from_s, self._held_until_s = done_s, done_s + drawn_up_s
         timing = pb.Timing(
             download_s=download.last_s - download.first_s,
@@ -255,7 +256,7 @@ class ClientSession:
             queue_s=max(done_s - started_s - work.train_s - work.privatise_s, work.queue_s),
             train_s=work.train_s,
             privatise_s=work.privatise_s,
-            injected_up_s=self._host.clock() - done_s,
+            injected_up_s=self._clock() - done_s,
             drawn_down_s=drawn_down_s,
             drawn_up_s=drawn_up_s,
         )
@@ -294,7 +295,7 @@ class ClientSession:
                 raise Withdrawn("the job was withdrawn")
             if self._link.lets_pass(delays):
                 return 0.0
-            times = download.first_s, download.last_s, job.model.size_bytes, self._host.clock
+            times = download.first_s, download.last_s, job.model.size_bytes, self._clock
             return await download.withdrawn.guard(self._link.hold_model(delays, *times))
         except Withdrawn:
             if not await self._is_released(self._key_of(job)):
@@ -331,19 +332,19 @@ class ClientSession:
         return await asyncio.shield(future)
 
     def _compute(self, download: Download, key: ReleaseKey, submitted_s: float) -> Work:
-        started_s = self._host.clock()
+        started_s = self._clock()
         theta: Vector = download.frames.finish(check_finite=False)
         if (kept := self._releaser.recall(key)) is not None:
-            taken_s = self._host.clock() - started_s
+            taken_s = self._clock() - started_s
             return Work(kept, loss=None, queue_s=started_s - submitted_s, privatise_s=taken_s, is_resent=True)
         if self._states is not None:
             self._states.recall(key)
         outcome = self._train(theta, download, key)
-        trained_s = self._host.clock()
+        trained_s = self._clock()
         released = self._releaser.release(outcome.update, key)
         loss = outcome.loss if self._settings.discloses_loss else None
         return Work(
-            released, loss, started_s - submitted_s, trained_s - started_s, privatise_s=self._host.clock() - trained_s
+            released, loss, started_s - submitted_s, trained_s - started_s, privatise_s=self._clock() - trained_s
         )
 
     def _train(self, theta: Vector, download: Download, key: ReleaseKey) -> TrainingOutcome:

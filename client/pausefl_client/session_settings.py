@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -58,9 +57,8 @@ class HostResources:
     executor: Executor | None
     """Runs training, noise and checks of large models off the event loop. None: they run on the event loop, for work
     shorter than the 0.1 ms that a thread switch takes."""
-    clock: Callable[[], float] = time.monotonic
-    """Returns the time in seconds."""
     monitor: HostWatch = UNWATCHED
+    """Watches the host, and provides the clock of all sessions."""
     on_answered: OnAnswered = lambda _: None
     hello_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(HELLOS_AT_ONCE))
     """Held from opening a stream to its welcome. A server turns clients away if too many say hello at once."""

@@ -20,7 +20,6 @@ from pausefl_process.http_server import Route, WebServer
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.wire import Vector
 from pausefl_server.actor import ActorStopped
-from pausefl_server.connections.admission_files import follow
 from pausefl_server.connections.endpoints import Endpoints
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
@@ -30,6 +29,7 @@ from pausefl_server.monitoring.page import LivePage
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import Evaluation
+from pausefl_server.rounds.admission import follow
 from pausefl_server.rounds.budget_exhaustion import budgets_end
 from pausefl_server.rounds.coordinator import Coordinator
 from pausefl_server.rounds.evaluation import (
@@ -147,12 +147,11 @@ async def serve(
             settings = replace(settings, run_id=_run_id(store, settings.run_id))
             telemetry = Telemetry(settings, is_watched=endpoints.metrics is not None)
             observer = Observers(telemetry, ProgressReporter(settings, report))
+            models = StoredModels(store, checkpoint, theta_0)
             start = restore(
                 settings,
                 policy,
-                theta_0,
-                store,
-                checkpoint,
+                models,
                 after_each=telemetry.replayed,
                 back_to=back_to,
                 say=observer.noticed,
@@ -160,11 +159,10 @@ async def serve(
             )
             loop = asyncio.get_running_loop()
             store.tell = lambda message: loop.call_soon_threadsafe(observer.noticed, message)
-            digests, every = store.model_digests(), settings.evaluation_every if evaluate is not None else 0
+            every = settings.evaluation_every if evaluate is not None else 0
             due = range(every, min(start.state.round + 1, settings.rounds), every) if every else ()
-            stored = StoredModels(store, checkpoint, theta_0, digests).theta
-            told = store.evaluations()
-            best_so_far, missing = picked_up(told, due, outputs.best_model, stored, digests, observer.noticed)
+            told, file = store.evaluations(), outputs.best_model
+            best_so_far, missing = picked_up(told, due, file, models.theta, store.model_digest, observer.noticed)
         platform.goes_on(start.state.wall_clock_s)
         telemetry.resumed(told, budgets_end(start.state, settings) if start.state.round else None)
         store_actor = StoreActor(store, checkpoint, settings.checkpoint_every)
@@ -194,7 +192,7 @@ async def serve(
         handler = ClientStreamHandler(coordinator, settings, endpoints, monitor, observer.rejected)
         transport = platform.transport(handler, endpoints, settings.clients or _MANY_CLIENTS)
         before = count_held()
-        following = partial(follow, endpoints.admission_files, endpoints.admission, handler.readmit, observer.rejected)
+        following = partial(follow, endpoints.admission, handler.readmit, observer.rejected)
         actors = store_actor, evaluator, transport, coordinator
         final, best = await _run_actors(*actors, following, endpoints, report, interruption, missing)
         left = await left_over(before, platform.closes_within_s)

@@ -14,6 +14,7 @@ from pausefl_client.reconnection import Reconnection
 from pausefl_client.session import ClientSession
 from pausefl_client.session_settings import ClientSettings, HostResources
 from pausefl_client.transport import connect, fetch_offer
+from pausefl_process.host_monitor import HostWatch
 from pausefl_proto.endpoint import HELLOS_AT_ONCE
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
@@ -143,7 +144,7 @@ async def test_clients_of_one_process_do_not_wait_ever_longer_for_a_server_that_
 
 def one_host(clock: Clock) -> tuple[FakeServer, Callable[..., ClientSession]]:
     """A fake server, and (client id, settings...) -> a session with it. All sessions belong to one process."""
-    server, host = FakeServer(clock), HostResources(None, clock)
+    server, host = FakeServer(clock), HostResources(None, HostWatch(clock))
 
     def session(client_id: str, **changes: Any) -> ClientSession:
         settings = ClientSettings(client_id, "", **changes)

@@ -32,7 +32,7 @@ from pausefl_proto.wire import digest
 from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.storage.checkpoint import Checkpoint
-from pausefl_server.storage.restore import restore
+from pausefl_server.storage.restore import StoredModels, restore
 from pausefl_server.storage.store import Store
 from pausefl_server.storage.store_actor import StoreActor
 from rigs.coordinator import SIZE
@@ -248,7 +248,7 @@ def resumed(run_dir: Path) -> None:
         store = opened.enter_context(closing(Store(run_dir / "run.db")))
         checkpoint = opened.enter_context(closing(Checkpoint(run_dir / "checkpoints")))
         settings = server_settings(SIZE, privacy=None, rounds=1000)
-        start = restore(settings, All(50), THETA, store, checkpoint, lambda *_: None, say=lambda _: None)
+        start = restore(settings, All(50), StoredModels(store, checkpoint, THETA), lambda *_: None, say=print)
         assert start.state.table.chosen.min() == start.state.round > 0
 
 

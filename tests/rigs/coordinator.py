@@ -28,7 +28,7 @@ from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import PrivacySettings
 from pausefl_server.state import RunState, StartingPoint, replay
 from pausefl_server.storage.checkpoint import Checkpoint
-from pausefl_server.storage.restore import restore
+from pausefl_server.storage.restore import StoredModels, restore
 from pausefl_server.storage.store import Store
 from pausefl_server.storage.store_actor import StoreActor
 from rigs.settings import server_settings
@@ -170,8 +170,8 @@ class CoordinatorRig:
 
     def restored(self) -> StartingPoint:
         """The state from which a starting server continues the run."""
-        told, settings = self.telemetry.replayed, self.settings
-        return restore(settings, self.policy, self.theta_0, self.store, self.checkpoint, told, say=lambda _: None)
+        models = StoredModels(self.store, self.checkpoint, self.theta_0)
+        return restore(self.settings, self.policy, models, self.telemetry.replayed, say=lambda _: None)
 
     def _show(self, event: ProgressEvent) -> None:
         self.shown.append(event)

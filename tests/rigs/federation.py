@@ -81,7 +81,7 @@ async def federation(folder: Path, policy: Policy | None = None, **changes: Any)
     """Serve in `folder`. The server is stopped at the end of the block."""
     make(folder)
     evaluate, keep = changes.pop("evaluate", None), changes.pop("keep", lambda _: None)
-    told = {key: changes.pop(key) for key in ("offer", "admission", "admission_files") if key in changes}
+    told = {key: changes.pop(key) for key in ("offer", "admission") if key in changes}
     endpoints = Endpoints("127.0.0.1", changes.pop("port", 0), changes.pop("metrics", None), **told)
     back_to, oracle = changes.pop("back_to", None), changes.pop("oracle", None)
     best_model = changes.pop("best_model", None)

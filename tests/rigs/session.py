@@ -20,6 +20,7 @@ from pausefl_client.session import ClientSession
 from pausefl_client.session_settings import ClientSettings, HostResources
 from pausefl_client.training.trainer import PacedTrainer, TrainingOutcome
 from pausefl_client.training.trainer_state import TrainerStates
+from pausefl_process.host_monitor import HostWatch
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
@@ -210,7 +211,7 @@ class SessionRig:
             Releaser(privacy),
             Link(delays),
             self.server.connect,
-            HostResources(executor, self.clock, on_answered=self.answered.append),
+            HostResources(executor, HostWatch(self.clock), self.answered.append),
         )
 
     @property

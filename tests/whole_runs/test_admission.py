@@ -29,9 +29,8 @@ from pausefl_proto.endpoint import HELLOS_AT_ONCE
 from pausefl_proto.errors import ConfigError, PauseflError, TryLaterError, WireError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.connections.admission_files import AdmissionFiles, follow
 from pausefl_server.connections.peer_limits import MAX_HELLO_BYTES, MOST_WAITING, HelloLimiter
-from pausefl_server.rounds.admission import Admission
+from pausefl_server.rounds.admission import Admission, follow
 from rigs.federation import answer_of, clients, federation, hello, raw_stream
 from rigs.one_job import listening
 
@@ -342,9 +341,8 @@ def test_a_client_asks_no_other_machine_for_the_experiment_by_a_token_in_the_cle
 async def test_an_open_stream_of_a_client_that_is_admitted_no_longer_is_closed(tmp_path: Path) -> None:
     listed = tmp_path / "clients.txt"
     write_durably(listed, "a\nb\n")
-    files = AdmissionFiles(clients=str(listed))
-    admission = files.read(Admission())
-    open_run: dict[str, Any] = {"minimum_clients": 2, "rounds": 10**6, "admission": admission, "admission_files": files}
+    admission = Admission(clients_file=str(listed)).read()
+    open_run: dict[str, Any] = {"minimum_clients": 2, "rounds": 10**6, "admission": admission}
     async with federation(tmp_path / "run", **open_run) as run:
         with pytest.raises(ExceptionGroup) as refused:
             async with clients() as started:
@@ -358,25 +356,26 @@ async def test_an_open_stream_of_a_client_that_is_admitted_no_longer_is_closed(t
 
 
 async def test_a_list_that_is_still_being_written_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pausefl_server.connections.admission_files._LOOKS_EVERY_S", 0.0)
+    monkeypatch.setattr("pausefl_server.rounds.admission._LOOKS_EVERY_S", 0.0)
     to_see, seen, used = [1, 1, 1, 2, 3, 3, 4, 3, 3], list[int](), list[Any]()
 
     def look() -> list[int]:
         seen.append(to_see.pop(0))
         return seen[-1:]
 
-    files = SimpleNamespace(state=look, read=lambda _: seen[-1])
+    admission: Any = SimpleNamespace(tokens_file="file", files_state=look, read=lambda: seen[-1])
     with pytest.raises(IndexError):  # there is nothing more to see
-        await follow(files, Admission(), used.append, print)  # type: ignore[arg-type]  # files of a script
+        await follow(admission, used.append, print)
     assert used == [1, 3]
 
 
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     for name, text in (("tokens", "a no-digest\n"), ("empty", " \n")):
         (tmp_path / name).write_text(text)
-    for at in ({"tokens": "tokens"}, {"clients": "none"}, {"clients": "empty"}):
+    unlisted = (Admission(clients_file=str(tmp_path / name)) for name in ("none", "empty"))
+    for admission in (Admission(tokens_file=str(tmp_path / "tokens")), *unlisted):
         with pytest.raises(ConfigError, match=r"^admission\.(tokens|clients_file) = "):
-            AdmissionFiles(**{key: str(tmp_path / name) for key, name in at.items()}).read(Admission())
+            admission.read()
 
 
 def test_who_may_join_is_of_the_place(tmp_path: Path) -> None:

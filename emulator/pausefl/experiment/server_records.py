@@ -19,7 +19,6 @@ from pausefl.experiment.toml_source import bare_or_quoted
 from pausefl.experiment.validation import of_record
 from pausefl_proto.addresses import is_loopback
 from pausefl_proto.errors import ConfigError
-from pausefl_server.connections.admission_files import AdmissionFiles
 from pausefl_server.model.aggregation import RULES, Aggregation, AggregationRule
 from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, Optimizer, ServerOptimizer
 from pausefl_server.model.staleness import STALENESS_RULES, Asynchronous, AsynchronousSteps
@@ -106,13 +105,17 @@ def optimizer_of(table: ServerOptimizer | KindTable) -> Optimizer:
     return own
 
 
-def admission_of(experiment: Experiment) -> tuple[Admission, AdmissionFiles]:
-    """The admitted clients, and their files. Raises ConfigError if other machines could reach a server open to all."""
+def admission_of(experiment: Experiment) -> Admission:
+    """The admitted clients, with their files. Raises ConfigError if other machines could reach a server open to all."""
     table, server, tls = experiment.admission, experiment.server, experiment.tls.in_use()
     if table.by_certificate and (tls is None or not tls.ca):
         raise ConfigError("admission.by_certificate = true: needs tls.ca, which signs the clients' certificates")
-    files = AdmissionFiles(table.tokens, table.clients_file)
-    admission = files.read(Admission(experiment.admitted_ids, by_certificate=table.by_certificate))
+    admission = Admission(
+        experiment.admitted_ids,
+        by_certificate=table.by_certificate,
+        tokens_file=table.tokens,
+        clients_file=table.clients_file,
+    ).read()
     # With netem, the server listens on a bridge that only this machine can reach.
     is_reachable = not (is_loopback(server.host) or experiment.latency.injection == "netem")
     if is_reachable and not server.insecure and (tls is None or admission.is_open):
@@ -120,7 +123,7 @@ def admission_of(experiment: Experiment) -> tuple[Admission, AdmissionFiles]:
             f'server.host = "{server.host}": other machines can reach it; set [tls] and [admission] (pausefl certs'
             " makes what they need), or say --insecure"
         )
-    return admission, files
+    return admission
 
 
 def check_policies(experiment: Experiment) -> None:

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 from pausefl_proto.endpoint import DEAD_AFTER_S
 from pausefl_proto.tls import Tls
-from pausefl_server.connections.admission_files import AdmissionFiles
 from pausefl_server.connections.peer_limits import HELLO_TIMEOUT_S
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.settings import MetricsSettings
@@ -25,8 +24,6 @@ class Endpoints:
     hello_timeout_s: float = HELLO_TIMEOUT_S
     """How long a connection may last before its client has said hello."""
     admission: Admission = field(default_factory=Admission)
-    admission_files: AdmissionFiles = field(default_factory=AdmissionFiles)
-    """The files from which `admission` was read. They are read again when they change."""
     offer: str = ""
     """The experiment as JSON, for clients that have no file of it, or that outlive the run."""
     run_id: str = ""

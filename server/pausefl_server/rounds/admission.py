@@ -1,12 +1,19 @@
-"""Admission: which client ids may take part, how a client proves its id, and what its hello must say."""
+"""Admission: which client ids may take part, how a client proves its id, and what its hello must say.
 
+The files that say which clients may join are read again during a run, so that a client can be locked out of it.
+"""
+
+import asyncio
 import hashlib
 import hmac
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 
-from pausefl_proto.errors import TryLaterError, WireError
+from pausefl_process.tokens import read_ids, read_token_digests
+from pausefl_proto.errors import ConfigError, TryLaterError, WireError
 from pausefl_proto.excerpts import excerpt, excerpts
 from pausefl_proto.foreign_text import shown
 from pausefl_proto.v1 import federation_pb2 as pb
@@ -23,6 +30,7 @@ _LONGEST_ID = 128
 _MOST_NAMED = 4
 # How many characters of a client's schedule an error quotes: more than any schedule has.
 _LONGEST_SCHEDULE = 300
+_LOOKS_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,24 @@ class Admission:
     """A certificate proves the ids that match one of its subject alternative names, which may be patterns."""
     tokens: Mapping[str, bytes] = field(default_factory=dict)
     """The SHA-256 digest of each id's token, by id. Tokens are 256 random bits, so plain digests do not reveal them."""
+    tokens_file: str = ""
+    """The file of `tokens`; empty if there is none."""
+    clients_file: str = ""
+    """The file of `listed`; empty if there is none."""
+
+    def read(self) -> "Admission":
+        """The admission with the current content of its files; ConfigError names a file that cannot be used."""
+        tokens = read_token_digests(self.tokens_file) if self.tokens_file else self.tokens
+        return replace(self, tokens=tokens, listed=read_ids(self.clients_file) if self.clients_file else self.listed)
+
+    def files_state(self) -> list[tuple[int, int, int]]:
+        """A value that changes when a file changes."""
+        found = []
+        for path in filter(None, (self.tokens_file, self.clients_file)):
+            with suppress(OSError):  # it is being replaced
+                status = Path(path).stat()
+                found.append((status.st_ino, status.st_mtime_ns, status.st_size))
+        return found
 
     @property
     def is_open(self) -> bool:
@@ -71,6 +97,27 @@ class Admission:
         if self.ids is None:
             return True
         return fnmatchcase(client_id, self.ids) if isinstance(self.ids, str) else client_id in self.ids
+
+
+async def follow(admission: Admission, readmit: Callable[[Admission], None], say: Callable[[str], None]) -> None:
+    """Pass the new admission to `readmit` whenever its files change, until cancelled. `say` reports unusable files.
+
+    A file that still changes from one look to the next is being written: only part of its clients may stand in it.
+    """
+    seen, used = list[tuple[int, int, int]](), list[tuple[int, int, int]]()
+    while admission.tokens_file or admission.clients_file:
+        before, seen = seen, await asyncio.to_thread(admission.files_state)
+        if before == seen != used:
+            used = seen
+            try:
+                changed = await asyncio.to_thread(admission.read)
+                if await asyncio.to_thread(admission.files_state) == seen:
+                    readmit(changed)
+                else:
+                    used = []
+            except ConfigError as error:
+                say(f"{error}; what it said before holds")
+        await asyncio.sleep(_LOOKS_EVERY_S)
 
 
 def _digest(token: str) -> bytes:

@@ -1,7 +1,7 @@
 """The actor that has models evaluated, off the critical path, and remembers the best one."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,7 +61,7 @@ def picked_up(
     due: Iterable[int],
     file: BestModelFile | None,
     stored: Callable[[int], Vector | None],
-    digests: Mapping[int, str],
+    digest_of: Callable[[int], str],
     say: Callable[[str], None],
 ) -> tuple[Best | None, list[Evaluate]]:
     """The best model of an interrupted run that is still there, and the evaluations of `due` rounds that are missing.
@@ -74,7 +74,7 @@ def picked_up(
     ranked = sorted(rated, key=lambda t: (-rated[t], t))
     kept = file.load() if file is not None else None
     number, in_file, model_digest = kept or (None, None, "")
-    is_logged = kept is not None and model_digest == digests.get(kept[0])
+    is_logged = kept is not None and model_digest == digest_of(kept[0])
     models = ((t, in_file if t == number else stored(t)) for t in ranked)
     best = next((Best(t, theta, rated[t]) for t, theta in models if theta is not None), None)
     if file is not None and (number in rated or not is_logged):

@@ -21,9 +21,7 @@ from pausefl_server.storage.store import Store
 def restore(
     settings: ServerSettings,
     policy: Policy,
-    theta_0: Vector,
-    store: Store,
-    checkpoint: Checkpoint,
+    models: "StoredModels",
     after_each: Callable[[RoundRecord, RunState], None],
     *,
     back_to: int | None = None,
@@ -35,9 +33,7 @@ def restore(
     With `back_to`, it is after that round. Before later rounds are taken back, `say` is called with the cost, and
     `forget` with the last round to keep, to remove other data of later rounds. ConfigError if the models are missing.
     """
-    digests = store.model_digests()
-    models = StoredModels(store, checkpoint, theta_0, digests)
-    log = store.log()
+    store, log = models.store, models.store.log()
     last = log.last
     begun = last if back_to is None else _checked(back_to, last, models)
     found = models.find(begun)
@@ -56,8 +52,8 @@ def restore(
         forget(begun)
         store.go_back_to(begun, optimizer_state, is_private=settings.budget is not None)
     if begun == 0:
-        checkpoint.save(0, theta_0)
-        initial, known = digest(theta_0), store.meta("initial_digest")
+        models.checkpoint.save(0, models.theta_0)
+        initial, known = digest(models.theta_0), store.meta("initial_digest")
         if known not in (None, initial):
             raise ConfigError(f"this run directory was begun with another initial_digest ({known}, now {initial})")
         store.set_meta("initial_digest", initial)
@@ -134,8 +130,6 @@ class StoredModels:
     store: Store
     checkpoint: Checkpoint
     theta_0: Vector
-    digests: Mapping[int, str]
-    """By round."""
 
     def find(self, round: int, *, is_torn: bool = False) -> tuple[Vector, Vector | None] | None:
         """θ_t and the server optimizer's state; None if they are missing. θ_0 is made from the seed, not read.
@@ -145,7 +139,7 @@ class StoredModels:
         if round == 0:
             initial = self.store.meta("initial_digest") or ""
             return None if is_torn and self.checkpoint.load(0, initial) is None else (self.theta_0, None)
-        model_digest = self.digests.get(round, "")
+        model_digest = self.store.model_digest(round)
         if (theta := self.checkpoint.load(round, model_digest)) is not None:
             state = self.store.optimizer_state(round)
             return theta, np.empty(0, np.float32) if state is None else state
@@ -158,9 +152,9 @@ class StoredModels:
 
     def rounds(self) -> list[int]:
         """All rounds to which the run can go back, the last one first."""
-        known = {*self.digests, 0}
-        likely = {*self.checkpoint.kept(), *sorted(known)[-2:], 0} & known
-        return [t for t in sorted(likely, reverse=True) if self.find(t) is not None]
+        last = self.store.log().last
+        likely = {*self.checkpoint.kept(), last, last - 1, 0}
+        return [t for t in sorted(likely, reverse=True) if 0 <= t <= last and self.find(t) is not None]
 
 
 def _checked(back_to: int, last: int, models: StoredModels) -> int:

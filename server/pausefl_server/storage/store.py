@@ -198,9 +198,10 @@ class Store:
         """All committed rounds in memory. Only for short runs."""
         return list(self.log())
 
-    def model_digests(self) -> dict[int, str]:
-        """The digest of the model after each committed round, by round."""
-        return dict(self._db.execute("SELECT round, model_digest FROM rounds ORDER BY round").fetchall())
+    def model_digest(self, round: int) -> str:
+        """The digest of the model after a committed round; empty if there is no such round."""
+        row = self._db.execute("SELECT model_digest FROM rounds WHERE round = ?", (round,)).fetchone()
+        return "" if row is None else str(row[0])
 
     def late_events(self) -> list[LogEvent]:
         """The events since the last attempt at a round: no attempt knows of them yet."""

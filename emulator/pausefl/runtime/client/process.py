@@ -192,7 +192,7 @@ async def run_clients(
             owed = {client_id: privacy.ledger for client_id, privacy in privacies.items() if privacy is not None}
             unit: PrivacyUnit = plan.privacy.mechanism.unit if plan.privacy is not None else "vector"
             on_answered = page.show(client_ids, owed, unit, size, sessions)
-        host = HostResources(platform.executor, monitor.clock, monitor, _logged(on_answered))
+        host = HostResources(platform.executor, monitor, _logged(on_answered))
         if batched is not None:
             host = replace(host, expecting=batched.expecting)
         for c in client_ids:

@@ -16,7 +16,6 @@ from pausefl_client.data.datasets import Dataset, check_is_here, load_dataset
 from pausefl_process.tokens import read_token
 from pausefl_proto.endpoint import answers_within_s
 from pausefl_proto.errors import ConfigError
-from pausefl_server.connections.admission_files import AdmissionFiles
 from pausefl_server.rounds.admission import Admission
 
 
@@ -65,7 +64,7 @@ def _read_credentials(experiment: Experiment, say: Callable[[str], None]) -> Non
 
     If a path contains {client_id}, at least one client's files must be right. `say` receives the number of the others.
     """
-    AdmissionFiles(experiment.admission.tokens, experiment.admission.clients_file).read(Admission())
+    Admission(tokens_file=experiment.admission.tokens, clients_file=experiment.admission.clients_file).read()
     tls_files = experiment.tls
     paths = (tls_files.certificate, tls_files.key, tls_files.ca, experiment.admission.token)
     client_ids = experiment.client_ids if any("{client_id}" in path for path in paths) else [""]

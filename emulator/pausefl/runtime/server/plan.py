@@ -81,7 +81,6 @@ def oracle_of(policy: Policy, links: Mapping[str, LinkPlan], tau_min_s: float | 
 def endpoints_of(experiment: Experiment) -> Endpoints:
     """Where the server listens, and which clients it admits."""
     server = experiment.server
-    admission, files = admission_of(experiment)
     return Endpoints(
         host=server.host,
         port=server.port,
@@ -89,8 +88,7 @@ def endpoints_of(experiment: Experiment) -> Endpoints:
         tls=experiment.tls.in_use(),
         dead_after_s=server.dead_after_s,
         hello_timeout_s=server.hello_timeout_s,
-        admission=admission,
-        admission_files=files,
+        admission=admission_of(experiment),
         offer=offer_of(experiment),
     )
 
