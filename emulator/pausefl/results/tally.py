@@ -20,7 +20,7 @@ _MOST_FAILURES = 5
 
 
 class RunTally:
-    """Counts over a run's attempts and events, for summary.json."""
+    """Counts over a run's attempts and events. Those named as keys of summary.json are what `Summary` says of these."""
 
     def __init__(
         self,
@@ -40,7 +40,6 @@ class RunTally:
         `broken_off_s`: how long clients had had the jobs that ends of the run broke off.
         """
         self.missed_jobs: Counter[str] = Counter()
-        """Jobs that gave no update, by kind of miss, without the kind "unneeded"."""
         self.unneeded_jobs = 0
         self.failed_attempts = 0
         self.events: Counter[str] = Counter()
@@ -70,12 +69,10 @@ class RunTally:
 
     @property
     def failures(self) -> list[Failure]:
-        """The most frequent reasons of clients whose job failed, with the number of jobs, most frequent first."""
         return [{"reason": reason, "jobs": jobs} for reason, jobs in self._failures.most_common(_MOST_FAILURES)]
 
     @property
     def suspect_because(self) -> dict[str, Suspicion]:
-        """By reason for doubt: how many rounds it affected, advice, and rounds by client whose host gave it."""
         return {
             doubt: {"rounds": count, "advice": DOUBTS[doubt], "clients": dict(self._doubted[doubt].most_common())}
             for doubt, count in self._doubts.most_common()
@@ -83,7 +80,6 @@ class RunTally:
 
     @property
     def selection_s_median(self) -> float | None:
-        """The median time that a selection took, in seconds; None without rounds."""
         return float(np.median(self._selection_s)) if self._selection_s else None
 
     def clients_at_work(self, elapsed_s: float) -> float:
@@ -97,7 +93,6 @@ class RunTally:
 
     @property
     def staleness(self) -> dict[str, float] | None:
-        """The mean and the greatest staleness of the updates, in steps; None without updates."""
         if not self._staleness:
             return None
         total = sum(steps * updates for steps, updates in self._staleness.items())
@@ -105,7 +100,6 @@ class RunTally:
 
     @property
     def asked_per_round(self) -> list[int] | None:
-        """The fewest and the most clients that a round asked, without failed attempts; None without rounds."""
         return [min(self._asked), max(self._asked)] if self._asked else None
 
     @property

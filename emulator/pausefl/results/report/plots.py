@@ -114,8 +114,7 @@ def latency_by_round(run: RunData) -> Figure:
     for (label, part_s), colour, dash in zip(parts, SERIES, DASHES, strict=False):
         values = _running_median(part_s[slowest], n)
         axes.plot(of_exchange[slowest], values, color=colour.light, linestyle=dash, label=label, **_dots(values))
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    axes.set(xlim=(0, None), ylim=(0, None))
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
@@ -153,8 +152,7 @@ def releases(run: RunData, privacy: PrivacyFigures) -> Figure:
     notes = [_out_of(n_in_time + n_late), f"area: {privacy.label} of the release, greatest {greatest:.3g}"]
     axes.set_title("\n".join(filter(None, notes)), loc="right", **_NOTE)
     axes.grid(axis="x")
-    axes.set_ylim(len(ids) - 0.4, -0.6)
-    axes.set_xlim(left=0)
+    axes.set(xlim=(0, None), ylim=(len(ids) - 0.4, -0.6))
     name_places(axes.yaxis, ids, fontsize=7)
     return figure
 
@@ -184,8 +182,7 @@ def labels(held: LabelCounts) -> Figure:
     axes.hlines(clients, *ends, linewidth=row_pt, color=SERIES[0].light, rasterized=len(half) > 2000)
     axes.set_title(f"width: examples, at most {examples.max():,}", loc="right", **_NOTE)
     axes.grid(axis="x")
-    axes.set_ylim(n_clients - 0.4, -0.6)
-    axes.set_xlim(-0.6, classes - 0.4)
+    axes.set(xlim=(-0.6, classes - 0.4), ylim=(n_clients - 0.4, -0.6))
     axes.set_xticks(range(0, classes, -(-classes // 20)))
     name_places(axes.yaxis, [*held], fontsize=7)
     return figure

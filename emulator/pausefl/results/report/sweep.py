@@ -124,8 +124,7 @@ def _draw_map(axes: Axes, rows: ResultRows, varied: Sequence[str], name: str, fa
     axes.grid(visible=False)  # the grid would lie over the cells
     _name_levels(axes.yaxis, _levels(rows, down))
     _name_levels(axes.xaxis, _levels(rows, across))
-    axes.set_ylabel(down)
-    axes.set_xlabel(across)
+    axes.set(xlabel=across, ylabel=down)
 
 
 def _levels(rows: ResultRows, key: str) -> list[Any]:

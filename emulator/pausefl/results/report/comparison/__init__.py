@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from markupsafe import Markup
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -201,8 +200,23 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
     pictures = embed(drawn, c.metric, c.figures)
     text = json.dumps(as_json(comparison), indent=2, ensure_ascii=False)
     write_durably(folder / "comparison.json", f"{text}\n")
+    columns, lines = _cells(c)
+    content = render(
+        "comparison.html",
+        c=c,
+        columns=columns,
+        lines=lines,
+        groups=_group_cells(c),
+        accuracy_note=_accuracy_note(c),
+        is_evaluated=bool(evaluated_runs(c.runs, c.split)),
+        band_note=band_note(len(c.seeds)),
+        figures=pictures,
+        links=_links(c, folder),
+        seconds=unit_of(c.runs),
+        time=TIME_LABELS[c.axis],
+    )
     page = folder / "comparison.html"
-    write_durably(page, _page(comparison, pictures, folder))
+    write_durably(page, content)
     return page
 
 
@@ -271,24 +285,6 @@ def _accuracy_note(comparison: Comparison) -> str:
         return f"some run {why}, so there is no {comparison.metric} that all reach"
     score = f"{comparison.split} {comparison.metric}"
     return f"{comparison.common_accuracy:.1%} is the greatest {score} that every run reaches"
-
-
-def _page(comparison: Comparison, pictures: Mapping[str, Markup], folder: Path) -> str:
-    columns, lines = _cells(comparison)
-    return render(
-        "comparison.html",
-        c=comparison,
-        columns=columns,
-        lines=lines,
-        groups=_group_cells(comparison),
-        accuracy_note=_accuracy_note(comparison),
-        is_evaluated=bool(evaluated_runs(comparison.runs, comparison.split)),
-        band_note=band_note(len(comparison.seeds)),
-        figures=pictures,
-        links=_links(comparison, folder),
-        seconds=unit_of(comparison.runs),
-        time=TIME_LABELS[comparison.axis],
-    )
 
 
 def _links(comparison: Comparison, folder: Path) -> Mapping[Path, str]:

@@ -225,8 +225,7 @@ def _rounds(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
     time, turns = ("time between commits", "rounds or steps") if by_elapsed else ("round latency", "rounds")
     label = f"{time} ({unit_of(runs)})"
     axes.set(title=f"How long {turns} took", xlabel=label, ylabel=f"share of the {turns} up to it")
-    axes.set_xlim(left=0)
-    axes.set_ylim(0, 1)
+    axes.set(xlim=(0, None), ylim=(0, 1))
 
 
 def draw_groups(runs: Runs, split: Split) -> Figure | None:
