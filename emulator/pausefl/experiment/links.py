@@ -146,17 +146,15 @@ def processes_of(plans: Mapping[str, LinkPlan], per_process: int) -> list[list[s
 
 def _check_access_points(access_points: Mapping[str, int], groups: Mapping[str, Sequence[str]]) -> None:
     """Raise ConfigError if an access point has clients of several [clients.groups], which do not share a process."""
-    first: dict[int, tuple[str, str]] = {}
-    for group, client_ids in groups.items():
-        for client_id in client_ids:
-            if (index := access_points.get(client_id)) is None:
-                continue
-            other, its_group = first.setdefault(index, (client_id, group))
-            if its_group != group:
-                raise ConfigError(
-                    f"latency.access_points.{index}.clients: {other} and {client_id} are of different clients.groups,"
-                    " whose processes share no bucket"
-                )
+    group_of = {client_id: group for group, client_ids in groups.items() for client_id in client_ids}
+    first: dict[int, str] = {}
+    for client_id, index in access_points.items():
+        other = first.setdefault(index, client_id)
+        if group_of[other] != group_of[client_id]:
+            raise ConfigError(
+                f"latency.access_points.{index}.clients: {other} and {client_id} are of different clients.groups,"
+                " whose processes share no bucket"
+            )
 
 
 def check_netem(links: Mapping[str, LinkPlan], clients: int, clients_per_process: int) -> None:
@@ -233,19 +231,15 @@ _Laws = Mapping[str, tuple[str, dict[str, Any]]]
 def _laws(latency: LatencyTable, group: LinkGroup, key: str) -> _Laws:
     """The laws of a link group, completed by those of [latency]."""
     common, own = _said(latency, "latency"), _said(group, key)
-    if not own:
-        return common
-    if "delay" in own:
+    if "delay" in own or len(own) > 1:
         return own
-    if "delay" not in common:
-        return {**common, **own}
-    if len(own) == 1:
+    if own and "delay" in common:
         missing, given = ("up", "down") if "down" in own else ("down", "up")
         raise ConfigError(
             f"{key}.{missing}: is missing; [latency] has one law for a whole exchange, so a group with {given} needs"
             " both ways"
         )
-    return own
+    return {**common, **own}
 
 
 def _said(table: LatencyTable | LinkGroup, key: str) -> _Laws:

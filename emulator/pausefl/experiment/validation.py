@@ -92,13 +92,8 @@ def _allowed(mistake: "ErrorDetails") -> str:
 
 
 def _keys_of(model: type[Any], path: Sequence[str]) -> list[str]:
-    for part in path:
-        if part not in fields_of(model):  # an index into a list of tables, or a table that users name
-            continue
-        inner = table_in(fields_of(model)[part])
-        if inner is None:
-            break
-        model = inner
+    for part in path:  # some are an index into a list of tables, or a table that users name
+        model = table_in(fields_of(model).get(part)) or model
     return sorted(fields_of(model))
 
 
