@@ -20,10 +20,9 @@ class FedAt(Policy):
     It needs `asynchronous.rule` "fedat", which makes a step of each tier's round. A tier's round has K clients, and
     C = `tiers` · K.
 
-    What differs:
-    - The paper profiles latencies before round 1. Here the tiers are random at first, by the seed. They are formed anew
-      once, by latency, when all connected clients were measured. A round under way then belongs to the slowest tier of
-      its clients. Clients that join later belong to the slowest tier of all.
+    The paper profiles latencies before round 1. Here the tiers are random at first, by the seed. They are formed anew
+    once, by latency, when all connected clients were measured. A round under way then belongs to the slowest tier of
+    its clients. Clients that join later belong to the slowest tier of all.
     """
 
     tiers: Count = 5

@@ -41,17 +41,8 @@ class Oort(Policy):
     It follows the paper's Algorithm 1 with its defaults. The authors' code (github.com/SymbioticLab/Oort) gives the
     scaling and clipping of utilities, their bonus for long absence, and the draw of unseen clients.
 
-    What differs:
-    - The paper's statistical utility is |D_k| times the root mean square of the samples' losses. Clients here disclose
-      only their mean loss, which replaces it.
-    - A client's duration is the harmonic mean of its measured latencies; in the paper it is the last one. Before the
-      first, it is the mean of the latency law; the paper infers it from the device's model. See `known_speeds`.
-    - T is a percentile of the durations, as in the code; in the paper it is a time. The pacer raises T when utility
-      falls, as in the paper. The code also raises T when utility is flat, and lowers it when utility jumps.
-    - A chosen client that reported no loss gets the median loss. In the paper every client reports one.
-    - Clients that were chosen often are not excluded. m clients are asked for m updates; in the paper, 1.3 m.
-    - Utilities are scaled over the clients seen. The code also scales over the data sizes of unseen clients.
-    - The model averages by data size, eq. (2) of PAUSE. Oort leaves aggregation to the framework.
+    docs/selection.md lists what differs. Utilities are scaled over the clients seen; the code also scales over the data
+    sizes of unseen clients.
     """
 
     exploration: Share = 0.9

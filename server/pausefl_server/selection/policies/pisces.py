@@ -55,10 +55,7 @@ class Pisces(Policy):
     client at work is probably at most b steps stale. If L are the latencies of the clients at work, updates arrive at
     the rate Σ 1/L. So K_t = ⌈max L · Σ 1/L / b⌉, and at least K.
 
-    What differs:
-    - The paper makes a step when max L / b has passed since the last one. Counting updates needs no clock.
-    - Clients disclose only their mean loss. It replaces the root mean square of their samples' losses.
-    - A chosen client that reported no loss gets the median loss.
+    docs/selection.md lists what differs from the paper.
     """
 
     exploration: Share = 0.3

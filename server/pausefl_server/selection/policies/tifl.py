@@ -41,17 +41,10 @@ class Tifl(Policy):
     left. Every `interval` rounds, tiers are weighted anew unless the loss of the tier that played last has fallen since
     the last time. The tier of the greatest loss then gets weight T, the next one T − 1, and so on.
 
-    What differs:
-    - The paper weights tiers by the accuracy of the global model on their clients' test data. Clients here do not send
-      it. It is replaced by the mean of the losses that a tier's clients disclosed last. A tier that has not played for
-      long keeps the loss of an older model, so it is drawn sooner.
-    - The paper does not print how probabilities follow from accuracies, nor the number of credits. The weights are
-      those of a public implementation (github.com/bacox/fltk).
-    - Tiers are formed anew every `interval` rounds, from the harmonic means of all latencies of the clients with budget
-      left; in the paper, once. A client with only misses is among the slowest; in the paper, it is left out.
-    - The paper requires more than m clients in a tier. Here there are fewer tiers if K/m is less than `tiers`. A tier
-      with fewer than m eligible clients is not drawn. If there is no other, m of all clients are drawn without credits.
-    - When no tier that can be drawn has credits left, the credits of all tiers are renewed.
+    docs/selection.md lists what differs from the paper. A tier that has not played for long keeps the loss of an older
+    model, so it is drawn sooner. A client with only misses is among the slowest. There are fewer tiers if K/m is less
+    than `tiers`. A tier with fewer than m eligible clients is not drawn. If there is no other, m of all clients are
+    drawn without credits. When no tier that can be drawn has credits left, the credits of all tiers are renewed.
     """
 
     tiers: Count = 5
