@@ -22,12 +22,9 @@ _STALL_S = 0.25
 
 
 def round_timeout_s(settings: ServerSettings, table: ClientTable, rows: IntArray, failed_attempts: int = 0) -> float:
-    """Seconds that a round with the clients of these rows waits from when its jobs are sent (docs/network.md).
+    """Seconds that a round with the clients of these rows waits from when its jobs are sent: d of docs/network.md.
 
-    If no time is configured, d = min(GREATEST_S · a, RETRY_FACTOR^f · max(LEAST_S, max_k e_k)) with e_k = FACTOR · Q_k,
-    and at least UNSEEN_S · a for a client without an answer or whose last job was a miss. Q_k is the QUANTILE of the
-    client's last round trips, f (`failed_attempts`) how many attempts at this round had no update, and
-    a = max(1, time_scale), which stretches injected delays.
+    `failed_attempts`: f, how many attempts at this round had no update.
     """
     if settings.round_timeout_s is not None:
         return settings.round_timeout_s

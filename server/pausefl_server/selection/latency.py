@@ -60,10 +60,7 @@ def remember(recent: Recent, record: PolicyRound, table: ClientTable, discount: 
 def mean_and_count(context: Context, rows: IntArray, recent: Recent | None) -> tuple[FloatArray, FloatArray]:
     """μ̄_k (PAUSE v2, eq. (11)) with misses as rewards of 0, and its number of measurements T_k. μ̄_k is 0 if T_k is 0.
 
-    After a miss only τ ≥ d is known, so its reward τ_min/τ lies in [0, τ_min/d]. The mean counts the lower end, 0
-    (Manski, Partial Identification of Probability Distributions, 2003, ch. 1). It therefore estimates
-    E[τ_min/τ; τ < d]. This reward lies within [0, 1] and is observed without censoring. Its mean is below μ_k by at
-    most P(τ ≥ d) τ_min/d. See docs/selection.md.
+    docs/selection.md says why misses count so, and what that costs.
     """
     table = context.table
     if recent is None:

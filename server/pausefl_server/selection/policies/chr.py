@@ -19,8 +19,7 @@ from pausefl_server.selection.observed import PolicyRound
 class Chr(NewcomerPolicy):
     """Chooses from every insertion the p newcomers of greatest mean cosine similarity to the originals' mean update.
 
-    Newcomers that were never chosen go first. A round without an answer counts as similarity 0. The Fed-TS paper
-    compares with this scheme; the policy follows its description. FedCHAR's clusters and their models are left out.
+    Newcomers that were never chosen go first. A round without an answer counts as similarity 0.
     """
 
     def start(self) -> FloatArray:

@@ -17,8 +17,6 @@ class Clustered(Policy):
 
     The clients lie on a line, largest first, each as a segment of length m|D_k|. Urn r is the r-th stretch of length
     |D|. A client may lie in several urns. If it is drawn twice, it trains once and counts twice. Each draw weighs 1/m.
-
-    Deviation: with m or fewer eligible clients, all of them take part and are weighted by data size.
     """
 
     needs_rounds: ClassVar[bool] = True

@@ -41,8 +41,7 @@ class Pns(Policy):
     Optimal Aggregation scores a set of updates by Σ_i ⟨h_i, h̄⟩, where h̄ is the set's mean. It repeatedly excludes the
     update whose removal gives the greatest score, while the score grows and at least `least_share` of the updates stay.
     An excluded client loses p_k min((r_k + β)^α, 1), where r_k is the share of its rounds in which it was excluded. The
-    loss is divided equally among all clients not excluded. The authors also test each exclusion on the server's data,
-    which a server here does not have. α, β and the least share are those of their code.
+    loss is divided equally among all clients not excluded.
     """
 
     alpha: Positive = 2.0

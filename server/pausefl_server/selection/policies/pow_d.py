@@ -16,8 +16,7 @@ class PowD(Policy):
 
     The model averages their updates uniformly, as in the paper: data size counts once, in the draw. Losses are those
     reported last, as in the paper's variant rpow-d, which asks candidates for nothing. A client that was never chosen
-    has the greatest loss, as there. Deviations: a chosen client that reported no loss gets the median loss. With fewer
-    than d eligible clients, all of them are candidates.
+    has the greatest loss, as there.
     """
 
     d: Count = 10

@@ -16,8 +16,8 @@ from pausefl_server.selection.policies.pause import Pause
 class Ucb(Policy):
     """Chooses unseen clients first, then those of greatest ucb (PAUSE v2, eq. (13)), after Xia et al. (IEEE TWC 2020).
 
-    The index and the reward τ_min/τ are PAUSE's. The virtual queues of Xia et al.'s second algorithm, CS-UCB-Q, are
-    left out. A client that always misses has a mean reward of 0. Only exploration chooses it again, after its rest.
+    The index and the reward τ_min/τ are PAUSE's. A client that always misses has a mean reward of 0. Only exploration
+    chooses it again, after its rest.
     """
 
     zeta: NonNegative = 1.0
