@@ -4,6 +4,7 @@ The first task serves, and the others run its clients. The files that they excha
 """
 
 import argparse
+import multiprocessing
 import os
 import socket
 import time
@@ -17,8 +18,7 @@ from pausefl.experiment.links import processes_of
 from pausefl.outcomes import check_outcome
 from pausefl.runtime.standing_fleet import StandingFleet, refuse_whole_runs
 from pausefl.terminal_table import plain_console
-from pausefl_process.ending import BAD_INPUT
-from pausefl_process.events import ProgressEvent, Ready
+from pausefl_process.events import Failed, ProgressEvent, Ready
 from pausefl_process.files import write_durably
 from pausefl_proto.addresses import host_and_port
 from pausefl_proto.errors import ConfigError, PauseflError
@@ -99,7 +99,7 @@ def _take_part(experiment: Experiment, notice: Path, rank: int, tasks: int) -> N
     from pausefl.runtime.client.process import run_client_process
     from pausefl.runtime.forks import forked_client
     from pausefl.runtime.processes.lifetime import start
-    from pausefl.runtime.processes.log_file import last_line
+    from pausefl.runtime.processes.log_file import how_it_ended
 
     address = _server_at(notice, experiment.clients.connect_timeout_s)
     plan = client_plan(_secured(experiment, notice.parent / "certs", ca="ca.pem"))
@@ -109,11 +109,13 @@ def _take_part(experiment: Experiment, notice: Path, rank: int, tasks: int) -> N
     needs_torch = plan.training.workload.model != "synthetic"
     folder = notice.parent / f"clients-{rank}-of-{tasks}"
     folder.mkdir(exist_ok=True)
+    ours, theirs = multiprocessing.Pipe(duplex=False)  # for all processes: each says little
     running = []
     try:
         for number, client_ids in enumerate(processes_of(links, experiment.per_process_of(len(links)))):
             name, own = f"pausefl-{client_ids[0]}", replace(plan, process=number)
-            arguments = own, client_ids, address, folder  # shared, but ledgers are held exclusively: locks are enough
+            # The folder is shared, but ledgers are held exclusively: locks are enough.
+            arguments = own, client_ids, address, folder, theirs
             process = forked_client(name, run_client_process, *arguments, needs_torch=needs_torch)
             start(process)
             running.append(process)
@@ -123,10 +125,11 @@ def _take_part(experiment: Experiment, notice: Path, rank: int, tasks: int) -> N
         for process in running:
             process.kill()
             process.join()
-    said = last_line(folder / "clients.log")
+    while ours.poll():
+        if isinstance(event := ours.recv(), Failed):
+            raise (ConfigError if event.bad_input else PauseflError)(event.message)
     if failed := next((process for process in running if process.exitcode), None):
-        error = ConfigError if failed.exitcode == BAD_INPUT else PauseflError
-        raise error(f"{failed.name} (exit code {failed.exitcode}): {said}")
+        raise PauseflError(f"{failed.name} ended{how_it_ended(failed.exitcode, folder / 'clients.log')}")
 
 
 def _server_at(notice: Path, patience_s: float) -> str:
