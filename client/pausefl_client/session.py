@@ -12,7 +12,7 @@ from pausefl_client.link import Delays, Link
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.privacy.release import Releaser, error_in_general
 from pausefl_client.reconnection import Reconnection
-from pausefl_client.session_settings import ClientSettings, Connect, HostResources, StreamToServer
+from pausefl_client.session_settings import ClientSettings, Connect, HostResources
 from pausefl_client.training.trainer import Trainer, TrainingOutcome
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_client.training.withdrawal import Withdrawn, stop_if_withdrawn, withdrawable
@@ -20,7 +20,17 @@ from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
 from pausefl_proto.errors import BudgetError, ConfigError, DamageError, PauseflError
 from pausefl_proto.foreign_text import shown
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import MOST_ROUNDS, NOT_FINITE, PROTOCOL_VERSION, Assembler, Vector, cut, decode, encode
+from pausefl_proto.wire import (
+    MOST_ROUNDS,
+    NOT_FINITE,
+    PROTOCOL_VERSION,
+    Assembler,
+    MessageStream,
+    Vector,
+    cut,
+    decode,
+    encode,
+)
 
 log = logging.getLogger("pausefl.client")
 
@@ -116,7 +126,7 @@ class ClientSession:
                 reconnection.failed(error)
             await reconnection.wait()
 
-    async def _say_hello(self, stream: StreamToServer) -> None:
+    async def _say_hello(self, stream: MessageStream) -> None:
         ledger = self._releaser.ledger
         hello = pb.Hello(
             protocol_version=PROTOCOL_VERSION,
@@ -150,7 +160,7 @@ class ClientSession:
             case _:
                 raise OSError("the server is not ready")
 
-    async def _take_part(self, stream: StreamToServer) -> None:
+    async def _take_part(self, stream: MessageStream) -> None:
         """Answer jobs in order, and pings at once, until the stream ends. DamageError if a message arrived damaged."""
         # While the queue is full, the session reads no further messages. This bounds the number of models in memory.
         jobs: asyncio.Queue[Download] = asyncio.Queue(_MOST_WAITING)
@@ -169,7 +179,7 @@ class ClientSession:
                 task.cancel()
             await asyncio.gather(worker, reader, return_exceptions=True)
 
-    async def _read(self, stream: StreamToServer, jobs: asyncio.Queue[Download]) -> None:
+    async def _read(self, stream: MessageStream, jobs: asyncio.Queue[Download]) -> None:
         """Read and handle messages. Queue each job once its model is complete, or once the job is withdrawn."""
         download: Download | None = None
         while (data := await stream.read()) is not None:
@@ -203,7 +213,7 @@ class ClientSession:
                 await jobs.put(download)
                 download = None
 
-    async def _answer_jobs(self, stream: StreamToServer, jobs: asyncio.Queue[Download]) -> None:
+    async def _answer_jobs(self, stream: MessageStream, jobs: asyncio.Queue[Download]) -> None:
         while True:
             download = await jobs.get()
             if (asked := download.job.schedule) != (agreed := self._settings.schedule):
@@ -230,7 +240,7 @@ class ClientSession:
                 await self._refuse(stream, download.job, pb.STATUS_FAILED, reason, own_status)
             self._withdrawals.answered(download.job)
 
-    async def _answer(self, stream: StreamToServer, download: Download) -> None:
+    async def _answer(self, stream: MessageStream, download: Download) -> None:
         """Answer one job: hold the model back, do the work, hold the update back, and send it."""
         job, link, first_s = download.job, self._link, download.first_s
         if not 1 <= job.round <= MOST_ROUNDS:
@@ -384,7 +394,7 @@ class ClientSession:
         self._kept = None
 
     async def _refuse(
-        self, stream: StreamToServer, job: pb.Job, status: pb.Status.ValueType, reason: str, own_status: str = ""
+        self, stream: MessageStream, job: pb.Job, status: pb.Status.ValueType, reason: str, own_status: str = ""
     ) -> None:
         """Answer a job without an update. This client's own metrics count `own_status` if given, else `status`."""
         result = pb.Result(round=job.round, attempt=job.attempt, status=status, reason=shown(reason))
@@ -403,9 +413,7 @@ class ClientSession:
             log.warning(FAILED_JOB, *who.values(), said, exc_info=cause, extra=who)
         return error_in_general(error) if is_private else said
 
-    async def _write(
-        self, stream: StreamToServer, message: pb.ClientMessage, payload: memoryview | None = None
-    ) -> None:
+    async def _write(self, stream: MessageStream, message: pb.ClientMessage, payload: memoryview | None = None) -> None:
         data = encode(message, payload)
         async with self._writing:  # a pong may be sent between two frames
             await stream.write(data)

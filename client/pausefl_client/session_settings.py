@@ -5,25 +5,14 @@ import contextlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from pausefl_client.jobs import Expecting, OnAnswered
 from pausefl_client.reconnection import RETRY_EVERY_S
 from pausefl_process.host_monitor import UNWATCHED, HostWatch
 from pausefl_proto.endpoint import HELLOS_AT_ONCE
+from pausefl_proto.wire import MessageStream
 
-
-class StreamToServer(Protocol):
-    """The bidirectional stream to the server, one message a call; OSError when it breaks."""
-
-    async def read(self) -> bytes | None:
-        """The next message's bytes, or None if the server has closed the stream."""
-
-    async def write(self, message: bytes) -> None:
-        """Send one message."""
-
-
-Connect = Callable[[], contextlib.AbstractAsyncContextManager[StreamToServer]]
+Connect = Callable[[], contextlib.AbstractAsyncContextManager[MessageStream]]
 """Opens a new stream to the server. Raises OSError if the server does not answer."""
 
 

@@ -23,7 +23,7 @@ _QUICKLY = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_bac
 
 
 class GrpcStreamToServer:
-    """`session_settings.StreamToServer` over one gRPC call."""
+    """`wire.MessageStream` over one gRPC call."""
 
     def __init__(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]", address: str, tls: Tls | None) -> None:
         self._call = call
@@ -31,7 +31,7 @@ class GrpcStreamToServer:
         self._tls = tls
 
     async def read(self) -> bytes | None:
-        """As in `StreamToServer`. ConfigError if there can be no connection, because one side distrusts the other."""
+        """As in `MessageStream`. ConfigError if there can be no connection, because one side distrusts the other."""
         try:
             data: Any = await self._call.read()
         except grpc.aio.AioRpcError as error:

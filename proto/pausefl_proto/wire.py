@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,16 @@ _PAYLOAD_TAG = b"\x7a"
 # The protobuf tag of field 14, eight bytes: `checksum` of every message that has one.
 _CHECKSUM_TAG = b"\x71"
 _CHECKSUM_BYTES = 9
+
+
+class MessageStream(Protocol):
+    """One end of a client's bidirectional stream, one message a call; OSError when the stream breaks."""
+
+    async def read(self) -> bytes | None:
+        """The next message's bytes, None when the other side has closed the stream."""
+
+    async def write(self, message: bytes) -> None:
+        """Send one message; returns when it has been handed to the network."""
 
 
 @dataclass(frozen=True, slots=True)

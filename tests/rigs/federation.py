@@ -17,13 +17,13 @@ from pausefl_client.link import Link
 from pausefl_client.privacy.mechanism import Mechanism
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession
-from pausefl_client.session_settings import ClientSettings, HostResources, StreamToServer
+from pausefl_client.session_settings import ClientSettings, HostResources
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.transport import connect
 from pausefl_process.events import ProgressEvent, Ready, to_json
 from pausefl_proto.budget import Budget
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, SERVICE, Manifest, TensorSpec, unpack
+from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, SERVICE, Manifest, MessageStream, TensorSpec, unpack
 from pausefl_server.connections.endpoints import Endpoints
 from pausefl_server.records import RoundRecord
 from pausefl_server.selection.base import Policy
@@ -113,7 +113,7 @@ async def federation(folder: Path, policy: Policy | None = None, **changes: Any)
         await asyncio.gather(run.task, return_exceptions=True)
 
 
-Connect = Callable[[], AbstractAsyncContextManager[StreamToServer]]
+Connect = Callable[[], AbstractAsyncContextManager[MessageStream]]
 
 
 class Clients:

@@ -16,13 +16,12 @@ import grpc
 import pytest
 
 from chaos.line import Line
-from pausefl_client.session_settings import StreamToServer
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.training.trainer import TrainingOutcome
 from pausefl_client.transport import connect
 from pausefl_proto.errors import EvaluatorLost
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import PROTOCOL_VERSION, Vector, unpack
+from pausefl_proto.wire import PROTOCOL_VERSION, MessageStream, Vector, unpack
 from pausefl_server.actor import Actor, ActorStopped
 from pausefl_server.records import Evaluation
 from pausefl_server.rounds.coordinator import Coordinator
@@ -62,7 +61,7 @@ async def line_to(port: int) -> AsyncIterator[Line]:
 class RecordingStream:
     """A client's stream that records its uploads, and calls `on_frame` before every frame but the first."""
 
-    def __init__(self, stream: StreamToServer, uploads: list[tuple[int, str]], on_frame: Callable[[], None]) -> None:
+    def __init__(self, stream: MessageStream, uploads: list[tuple[int, str]], on_frame: Callable[[], None]) -> None:
         self._stream = stream
         self._uploads = uploads
         self._on_frame = on_frame
@@ -94,7 +93,7 @@ async def test_an_upload_cut_off_is_sent_again_byte_by_byte_and_charged_once(tmp
                 line.cut()
 
         @asynccontextmanager
-        async def unreliable() -> AsyncIterator[StreamToServer]:
+        async def unreliable() -> AsyncIterator[MessageStream]:
             async with connect(f"127.0.0.1:{line.port}") as stream:
                 yield RecordingStream(stream, uploads, cut_once)
 
@@ -260,7 +259,7 @@ async def test_a_client_waits_for_a_server_that_is_not_there_yet(tmp_path: Path)
     port, attempts = free_port(), asyncio.Event()
 
     @asynccontextmanager
-    async def early() -> AsyncIterator[StreamToServer]:
+    async def early() -> AsyncIterator[MessageStream]:
         try:
             async with connect(f"127.0.0.1:{port}") as stream:
                 yield stream

@@ -1,14 +1,14 @@
 """One client as the server sees it: an actor that owns its stream, times its exchanges and checks what it sends."""
 
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from pausefl_process.host_monitor import HostWatch
 from pausefl_proto.budget import Budget, Release
 from pausefl_proto.errors import DamageError, WireError
 from pausefl_proto.foreign_text import shown
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import Assembler, decode, encode
+from pausefl_proto.wire import Assembler, MessageStream, decode, encode
 from pausefl_server.actor import Actor
 from pausefl_server.connections.exchange import (
     LONGEST_TEXT,
@@ -37,16 +37,6 @@ _MOST_LATE = 64
 _MOST_MESSAGES = 100_000
 
 
-class StreamToClient(Protocol):
-    """A client's bidirectional stream, one message a call."""
-
-    async def read(self) -> bytes | None:
-        """The next message's bytes, None when the client has closed its side."""
-
-    async def write(self, message: bytes) -> None:
-        """Send one message; returns when it has been handed to the network."""
-
-
 _Message = Order | Exchange
 """An exchange is a message of the actor to itself: send its job again, because the answer arrived damaged."""
 
@@ -57,7 +47,7 @@ class ClientActor(Actor[_Message]):
     def __init__(
         self,
         client_id: str,
-        stream: StreamToClient,
+        stream: MessageStream,
         coordinator: Actor[Any],
         settings: ServerSettings,
         watch: HostWatch,

@@ -9,9 +9,9 @@ from urllib.parse import unquote
 from pausefl_process.host_monitor import UNWATCHED, HostWatch
 from pausefl_proto.errors import DamageError, TryLaterError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import PROTOCOL_VERSION, decode, encode
+from pausefl_proto.wire import PROTOCOL_VERSION, MessageStream, decode, encode
 from pausefl_server.actor import ActorStopped
-from pausefl_server.connections.client_actor import ClientActor, StreamToClient
+from pausefl_server.connections.client_actor import ClientActor
 from pausefl_server.connections.endpoints import Endpoints
 from pausefl_server.connections.peer_limits import (
     MAX_HELLO_BYTES,
@@ -74,7 +74,7 @@ class ClientStreamHandler:
         self._rate_limits: dict[str, ClientRateLimit] = {}  # of every id that was registered once
         self._served: dict[ClientActor, tuple[PeerIdentity, asyncio.Timeout]] = {}  # the timeout can end its stream
 
-    async def handle(self, stream: StreamToClient, peer: PeerIdentity) -> None:
+    async def handle(self, stream: MessageStream, peer: PeerIdentity) -> None:
         """Serve one stream from its hello to its end, or until it breaks."""
         with contextlib.suppress(ConnectionError):
             await self._handle(stream, peer)
@@ -93,7 +93,7 @@ class ClientStreamHandler:
             if not limit.expired():  # else its stream is being closed already
                 limit.reschedule(0.0)
 
-    async def show(self, offer: bytes, stream: StreamToClient, peer: PeerIdentity) -> None:
+    async def show(self, offer: bytes, stream: MessageStream, peer: PeerIdentity) -> None:
         """Send `offer` to a peer that may say hello and asks in time; WireError tells other peers the reason."""
         with contextlib.suppress(ConnectionError):
             with self._told_of_refusal(peer):
@@ -103,7 +103,7 @@ class ClientStreamHandler:
             with self._ending.reserved(peer.connection):
                 await stream.write(offer)
 
-    async def _handle(self, stream: StreamToClient, peer: PeerIdentity) -> None:
+    async def _handle(self, stream: MessageStream, peer: PeerIdentity) -> None:
         try:
             # Nothing is read from a client that proves no id: however many such clients come, the others need not wait.
             with self._told_of_refusal(peer):
@@ -135,13 +135,13 @@ class ClientStreamHandler:
             self._on_refused(f"a client at {peer.connection} was refused: {error}")
             raise
 
-    async def _send_away(self, stream: StreamToClient, peer: PeerIdentity, message: pb.ServerMessage) -> None:
+    async def _send_away(self, stream: MessageStream, peer: PeerIdentity, message: pb.ServerMessage) -> None:
         """Send only this message, or nothing if too many peers have not read their last message."""
         with contextlib.suppress(TryLaterError), self._ending.reserved(peer.connection):
             await stream.write(encode(message))
 
     async def _serve(
-        self, stream: StreamToClient, hello: pb.Hello, peer: PeerIdentity, is_owner: bool, rate_limit: ClientRateLimit
+        self, stream: MessageStream, hello: pb.Hello, peer: PeerIdentity, is_owner: bool, rate_limit: ClientRateLimit
     ) -> None:
         """Register the client, relay messages between it and the coordinator, and report its loss.
 

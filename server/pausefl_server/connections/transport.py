@@ -17,7 +17,7 @@ _BROKEN_LINE = (grpc.aio.InternalError, grpc.aio.UsageError)
 
 
 class GrpcStreamToClient:
-    """`client_actor.StreamToClient` over a gRPC context, in bytes, so that a job is serialised once for all clients."""
+    """`wire.MessageStream` over a gRPC context, in bytes, so that a job is serialised once for all clients."""
 
     def __init__(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         self._context = context

@@ -11,7 +11,7 @@ _Messages = asyncio.Queue[bytes | None]
 
 
 class _End:
-    """One end of a stream, used as `session_settings.StreamToServer` and as `client_actor.StreamToClient`."""
+    """One end of a stream, a `wire.MessageStream`."""
 
     def __init__(self, incoming: _Messages, outgoing: _Messages) -> None:
         self._incoming = incoming
