@@ -121,11 +121,7 @@ class ClientTable:
 
     @property
     def effective_tau_min_s(self) -> float:
-        """The configured τ_min or, without one, the estimate, which is infinite before the first answer.
-
-        The estimate is the 5 % quantile (the lower one) of the clients' own least latencies, and at least a tenth of
-        their median. So neither one observation nor a twentieth of the clients can push the others' rewards towards 0.
-        """
+        """The configured τ_min or, without one, the estimate of docs/selection.md; infinite before the first answer."""
         return self.estimated_tau_min_s if self.tau_min_s is None else self.tau_min_s
 
     def eligible(self) -> IntArray:

@@ -58,10 +58,9 @@ def selectable_rows(
 ) -> IntArray:
     """Rows that may be selected in `round`, ascending: connected, not retired and not at rest.
 
-    A client that missed k times in a row rests min(2^(k-1), rest_rounds_max) rounds, as a binary exponential backoff
-    (Metcalfe and Boggs, CACM 1976). An answer ends its rests. If fewer than m other clients are there, resting clients
-    are asked too, those first whose rest ends first. A client that missed an earlier attempt at this round is asked
-    again only if no other client is there. `among`: rows to consider instead of all eligible ones, ascending.
+    docs/selection.md defines rests, a binary exponential backoff (Metcalfe and Boggs, CACM 1976). A client that missed
+    an earlier attempt at this round is asked again only if no other client is there. `among`: rows to consider instead
+    of all eligible ones, ascending.
     """
     rows = table.eligible() if among is None else among
     is_silent = table.misses_in_a_row[rows] > 0
