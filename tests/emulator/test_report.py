@@ -133,7 +133,7 @@ def test_page_stands_alone_and_escapes_what_users_named(page: str) -> None:
 def test_page_gives_both_epsilons_and_labels_them(page: str, tmp_path: Path) -> None:
     """The ε of a whole vector is not multiplied by the number of coordinates."""
     of_vector = page_of(tmp_path / "run", privacy_unit="vector", vector_epsilon_max=1.5, delta=2.5e-6)
-    for said in ("<td>1.5</td><td>1.5</td>", "ε of the whole upload vector", "δ = 2.5e-06"):
+    for said in ("<td>1.5</td><td>1.5</td>", "ε of the whole upload vector", "δ = 2.5e-06", "values of an upload"):
         assert said in of_vector
     assert "the same as vector ε" not in of_vector, "the same number twice"
     row = page[page.index("<td>$x$</td>") :].split("</tr>", 1)[0]

@@ -76,7 +76,7 @@ class Summary(TypedDict):
     data: NotRequired[str | None]
     """The data set, and how many examples were for training, validation and test; null: no model was evaluated."""
     model_size: int
-    """How many values of the model an upload holds."""
+    """How many values an upload holds: those of the model that are trained, and with SCAFFOLD as many again."""
     test_examples: NotRequired[int | None]
     """How many test examples `final_accuracy` and `best_accuracy` were measured on."""
     metric: NotRequired[str]
