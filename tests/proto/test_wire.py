@@ -75,26 +75,20 @@ def through_the_wire(messages: Sequence[bytes], size: int) -> Vector:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_vector_of_any_size_survives(size: int) -> None:
+def test_a_vector_of_any_size_survives_and_cannot_be_changed_by_mistake(size: int) -> None:
     vector = random_vector(size)
     messages = pack_job(1, 1, vector, digest(vector))
     assert all(len(message) <= MAX_MESSAGE_BYTES for message in messages)
     assert len(messages) == max(1, -(-size // FRAME))
-    assert through_the_wire(messages, size).tobytes() == vector.tobytes()
+    received = through_the_wire(messages, size)
+    assert received.tobytes() == vector.tobytes()
+    assert (received.flags.writeable, received.flags.aligned) == (False, True)
 
 
 @given(hnp.arrays(np.float32, st.integers(0, 300), elements=FLOATS))
 def test_any_finite_values_survive_bit_by_bit(vector: Vector) -> None:
     received = through_the_wire(pack_job(3, 2, vector, digest(vector)), vector.size)
     assert (received.dtype.name, received.tobytes()) == ("float32", vector.tobytes())
-
-
-@pytest.mark.parametrize("size", [1, 5000, FRAME, FRAME + 1])
-def test_what_arrived_cannot_be_changed_by_mistake(size: int) -> None:
-    vector = random_vector(size)
-    received = through_the_wire(pack_job(1, 1, vector, digest(vector)), size)
-    assert not received.flags.writeable
-    assert received.flags.aligned
 
 
 def test_strided_and_big_endian_vectors_travel_as_their_values() -> None:
@@ -134,13 +128,10 @@ def test_frames_of_the_right_number_in_each_others_place_are_refused() -> None:
         assemble(header, frames[::-1], 2 * FRAME)
 
 
-@pytest.mark.parametrize("missing", [1, 2])
-def test_missing_frames_are_no_vector(missing: int) -> None:
-    size = FRAME + 5
-    header, frames = frames_of(random_vector(size))
-    assembler = Assembler(header, size)
-    for index, frame in enumerate(frames[: 2 - missing]):
-        assembler.add(index, frame)
+def test_missing_frames_are_no_vector() -> None:
+    header, frames = frames_of(random_vector(FRAME + 5))
+    assembler = Assembler(header, FRAME + 5)
+    assembler.add(0, frames[0])
     assert not assembler.complete
     with pytest.raises(WireError):
         assembler.finish(check_finite=True)

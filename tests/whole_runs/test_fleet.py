@@ -273,12 +273,6 @@ def tasks_of(config: Path, shared: Path, rounds: int) -> Iterator[list[subproces
         yield tasks
 
 
-def play_allocation(config: Path, shared: Path, rounds: int) -> None:
-    """Play an allocation of three tasks to its end."""
-    with tasks_of(config, shared, rounds) as tasks:
-        assert [task.wait() for task in tasks] == [0, 0, 0]
-
-
 @pytest.mark.end_to_end
 def test_the_tasks_of_an_allocation_are_one_fleet_which_another_goes_on_with(tmp_path: Path) -> None:
     """It works over TLS, with tokens: a client with `tls.ca` accepts nothing less. A killed task loses no ε."""
@@ -293,7 +287,8 @@ def test_the_tasks_of_an_allocation_are_one_fleet_which_another_goes_on_with(tmp
         assert (serving.wait(), other.wait()) != (0, 0)
     assert spent > 0
     (shared / "server-0-0-0").write_text("localhost:1", "utf-8")  # left by a server that was killed
-    play_allocation(config, shared, 32)
+    with tasks_of(config, shared, 32) as tasks:
+        assert [task.wait() for task in tasks] == [0, 0, 0]
     summary = json.loads((shared / "run/summary.json").read_text("utf-8"))
     assert (summary["rounds"], summary["outcome"]) == (32, "completed")
     ledgers = {task: sorted(task.glob("ledgers/*.db")) for task in sorted(shared.glob("clients-*"))}
