@@ -3,6 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -175,17 +176,20 @@ def test_every_method_leaves_theta_alone_and_learns(kind: str) -> None:
     assert losses[-1] < losses[0]
 
 
-def test_a_method_of_ones_own_replaces_loss_optimizer_and_loop() -> None:
-    class Halved(TrainingMethod):
+def test_a_method_of_ones_own_replaces_loss_and_optimizer_whose_rates_stay_in_proportion() -> None:
+    class Doubled(TrainingMethod):
         def optimizer(self, model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
-            return torch.optim.SGD(model.parameters(), lr=settings.learning_rate)
+            first, *others = model.parameters()
+            groups: list[dict[str, Any]] = [{"params": [first], "lr": 3 * settings.learning_rate}, {"params": others}]
+            return torch.optim.SGD(groups, lr=settings.learning_rate)
 
         def loss(self, model: nn.Module, batch: Batch, task: LearningTask) -> torch.Tensor:
-            return super().loss(model, batch, task) / 2
+            return 2 * super().loss(model, batch, task)
 
     one_step = TrainingSettings("sgd", 0.1, batch_size=len(EXAMPLES))
-    (halved,), (plain,) = updates(trainer_of(one_step, Halved()), 1), updates(trainer_of(one_step), 1)
-    np.testing.assert_allclose(2 * halved, plain, atol=1e-6)
+    halving = replace(one_step, schedule={"kind": "constant", "factor": 0.5})
+    (own,), (plain,) = updates(trainer_of(halving, Doubled()), 1), updates(trainer_of(one_step), 1)
+    np.testing.assert_allclose(own, np.where(np.arange(own.size) < 64 * 32, 3, 1) * plain, atol=1e-6)
 
 
 class Slower(torch.optim.SGD):

@@ -90,6 +90,9 @@ class TorchTrainer:
         self._state_writer = StateWriter()
         self.random_layers = RandomLayers(self.model, device, self.method, self.task, self._optimizer)
         self._rates = LearningRates(settings) if settings.schedule else None
+        base, groups = (self._rates.base, self._optimizer.param_groups) if self._rates else (1.0, [])
+        # An optimizer that a method makes may train some parameters at other rates than the settings'.
+        self._rate_factors = [group.get("lr", base) / base for group in groups]
         self._fresh_optimizer = self._described(self._optimizer.state_dict()) or b""
         self._seed = seed
         self._client_id = client_id
@@ -111,8 +114,8 @@ class TorchTrainer:
         self.model.train()
         optimizer = self._current_optimizer()
         if (rate := self.rate(round)) is not None:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+            for group, factor in zip(optimizer.param_groups, self._rate_factors, strict=False):
+                group["lr"] = rate * factor
         if self.method.has_control:
             self.method.take_control(control)
         with self.random_layers.seeded(seed):
