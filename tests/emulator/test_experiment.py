@@ -491,7 +491,7 @@ class Way(Enum):
 @dataclass(frozen=True)
 class Typed(Random):
     way: Way = Way.FIRST
-    marks: frozenset[int] = frozenset()
+    ways: frozenset[Way] = frozenset()
     rank: int = field(init=False, default=0)
 
 
@@ -503,7 +503,7 @@ def test_a_summary_is_json_whatever_a_policy_takes_and_a_resumed_run_has_the_sam
 
     for chosen, told in (
         ({"selection.policy": "sa-pause", "selection.sa-pause.steps": 5}, {"time_cap_s": None}),
-        ({"selection.policy": Typed(2, Way.LAST, frozenset({7}))}, {"m": 2, "way": "last", "marks": [7]}),
+        ({"selection.policy": Typed(2, Way.LAST, frozenset(Way))}, {"m": 2, "way": "last", "ways": ["first", "last"]}),
     ):
         experiment = small(chosen)
         play_virtually(plan_of(experiment, "run"), tmp_path, lambda _: None)

@@ -13,8 +13,9 @@ from typing import Any, get_origin
 import tomli_w
 
 from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.objects import plain
 from pausefl.experiment.reference import KINDS_OF_KEY, keys_of, parameter_defaults, sentence_of
-from pausefl.experiment.server_records import parameters_of, plain, selected_policy
+from pausefl.experiment.server_records import parameters_of, selected_policy
 from pausefl.experiment.toml_source import bare_or_quoted
 from pausefl.experiment.validation import fields_of, table_in
 from pausefl_client.registries import OPTIMIZER_DEFAULTS, SCHEDULE_DEFAULTS, TRAINING_DEFAULTS

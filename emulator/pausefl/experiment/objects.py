@@ -21,12 +21,13 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
+from pydantic_core import to_jsonable_python
 
 from pausefl_process.plugins import OWN_CODE_ERRORS, is_library, with_place
 from pausefl_proto.errors import ConfigError
 
 _CELL, _WRITTEN = "pausefl_cell_", "WRITTEN"
-_MOST_VALUES = 10_000  # of an array: with more, it is data, which each process makes itself
+_MOST_VALUES = 10_000  # of an array; a greater one is data, which each process makes itself
 _IMPORTED = '''"""Code that a script or notebook defined, as cloudpickle wrote it."""
 
 import base64
@@ -45,12 +46,9 @@ def as_toml(value: Any, key: str) -> Any:
 
     Every process of a run imports these names. Raises ConfigError, which begins with `key`, for any other object.
     """
-    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size <= _MOST_VALUES):
-        value = value.tolist()
-    elif isinstance(value, Path | Enum):
-        value = str(value) if isinstance(value, Path) else value.value
-    elif isinstance(value, set | frozenset):
-        value = sorted(value)
+    is_data = isinstance(value, np.ndarray) and value.size > _MOST_VALUES
+    if isinstance(value, np.generic | np.ndarray | Path | Enum | set | frozenset) and not is_data:
+        value = plain(value)
     if isinstance(value, type | FunctionType):
         return _name_of(value, key)
     if is_dataclass(value) and not isinstance(value, type):
@@ -74,6 +72,13 @@ def as_toml(value: Any, key: str) -> Any:
         f"{key} = {type(value).__name__} object: other processes cannot be given it; give its class or a function by"
         " which each makes its own, or make it a dataclass of its parameters"
     )
+
+
+def plain(value: Any) -> Any:
+    """The value as TOML data: an array as a list, a member of an enumeration as its value. None if TOML has no such."""
+    if isinstance(value, set | frozenset):
+        return sorted(map(plain, value))  # otherwise each process has another order
+    return to_jsonable_python(value, fallback=lambda other: getattr(other, "tolist", lambda: None)())
 
 
 def _name_of(found: type | FunctionType, key: str) -> str:

@@ -7,13 +7,12 @@ import json
 from dataclasses import fields, replace
 from typing import Any
 
-from pydantic_core import to_jsonable_python
-
 from pausefl.experiment.client_records import budget_of, has_control, method_name
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.groups import presence_of
 from pausefl.experiment.kinds import read_kind, read_record
 from pausefl.experiment.links import sampled_links
+from pausefl.experiment.objects import plain
 from pausefl.experiment.tables import AggregationTable, AsynchronousTable, KindTable, SelectionTable
 from pausefl.experiment.toml_source import bare_or_quoted
 from pausefl.experiment.validation import of_record
@@ -48,12 +47,6 @@ def selected_policy(selection: SelectionTable, name: str = "") -> Policy:
 def parameters_of(policy: Policy) -> dict[str, Any]:
     """The policy's parameters by name, as TOML data, without fields that it computes itself."""
     return {field.name: plain(getattr(policy, field.name)) for field in fields(policy) if field.init}
-
-
-def plain(value: Any) -> Any:
-    """The value as TOML data: an array as a list, a member of an enumeration as its value. None if TOML has no such."""
-    value = sorted(value) if isinstance(value, set | frozenset) else value  # otherwise each process has another order
-    return to_jsonable_python(value, fallback=lambda other: getattr(other, "tolist", lambda: None)())
 
 
 def policy_of(experiment: Experiment) -> Policy:
