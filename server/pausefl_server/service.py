@@ -188,7 +188,6 @@ async def serve(
             watch=monitor,
             finishes_rounds=platform.finishes_rounds,
         )
-        endpoints = replace(endpoints, run_id=settings.run_id)
         handler = ClientStreamHandler(coordinator, settings, endpoints, monitor, observer.rejected)
         transport = platform.transport(handler, endpoints, settings.clients or _MANY_CLIENTS)
         before = count_held()

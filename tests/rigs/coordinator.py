@@ -245,16 +245,15 @@ class CoordinatorRig:
         await peer.next_job()
         return peer
 
-    async def register(self, peer: FakePeer, **changes: Any) -> pb.Welcome:
+    async def register(self, peer: FakePeer, **changes: Any) -> None:
         hello = peer.hello()
         for name, value in changes.items():
             if isinstance(value, (pb.Ledger, pb.Manifest)):
                 getattr(hello, name).CopyFrom(value)
             else:
                 setattr(hello, name, value)
-        welcome: pb.Welcome = await self.coordinator.ask(Register(hello, peer))
+        await self.coordinator.ask(Register(hello, peer))
         self.peers.append(peer)
-        return welcome
 
     async def lose(
         self, peer: FakePeer, reason: str = "its connection broke", handed_over_s: float | None = None

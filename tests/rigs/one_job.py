@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from pausefl_proto.tls import Tls
-from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import PROTOCOL_VERSION, digest, pack_job
+from pausefl_proto.wire import digest, pack_job
 from pausefl_server.actor import Actor
 from pausefl_server.connections.endpoints import Endpoints
 from pausefl_server.connections.stream_handler import ClientStreamHandler
@@ -32,16 +31,14 @@ class OneJob(Actor[Any]):
         model = np.zeros(size, np.float32)
         self._messages = pack_job(1, 1, model, digest(model))
 
-    async def receive(self, message: Any) -> pb.Welcome | None:
+    async def receive(self, message: Any) -> None:
         match message:
             case Register():
                 message.peer.offer(Dispatch(1, 1, self._messages, 0.0, 0.0))
-                return pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id="run")
             case Lost():
                 self.lost.put_nowait(message)
             case _:
                 self.told.put_nowait(message)
-        return None
 
 
 @asynccontextmanager

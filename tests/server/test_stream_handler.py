@@ -137,10 +137,10 @@ class LockingOut(OneJob):
 
     handler: ClientStreamHandler
 
-    async def receive(self, message: Any) -> pb.Welcome | None:
+    async def receive(self, message: Any) -> None:
         if isinstance(message, Register):
             self.handler.readmit(Admission(ids=frozenset()))
-        return await super().receive(message)
+        await super().receive(message)
 
 
 async def test_a_client_that_is_locked_out_while_it_is_registered_does_not_stay() -> None:

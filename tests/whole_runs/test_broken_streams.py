@@ -21,7 +21,7 @@ from pausefl_client.training.trainer import TrainingOutcome
 from pausefl_client.transport import connect
 from pausefl_proto.errors import EvaluatorLost
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import PROTOCOL_VERSION, MessageStream, Vector, unpack
+from pausefl_proto.wire import MessageStream, Vector, unpack
 from pausefl_server.actor import Actor, ActorStopped
 from pausefl_server.records import Evaluation
 from pausefl_server.rounds.coordinator import Coordinator
@@ -148,7 +148,6 @@ class SlowCoordinator(Actor[Any]):
         if isinstance(message, Register):
             self.registered.set()
             await self.may_answer.wait()
-            return pb.Welcome(protocol_version=PROTOCOL_VERSION)
         if isinstance(message, Lost):
             self.lost.put_nowait(message)
         return None

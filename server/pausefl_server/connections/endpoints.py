@@ -26,5 +26,3 @@ class Endpoints:
     admission: Admission = field(default_factory=Admission)
     offer: str = ""
     """The experiment as JSON, for clients that have no file of it, or that outlive the run."""
-    run_id: str = ""
-    """The run's id, which clients receive."""

@@ -60,15 +60,17 @@ class ClientStreamHandler:
     ) -> None:
         """`watch` times exchanges, and monitors this host meanwhile. `on_refused` receives each refusal's reason.
 
-        A client whose hello names another run than that of `endpoints` is told this run's id, and is not registered:
-        its ledger states the ε that it spent in the other run.
+        A client whose hello names another run than that of `settings` is told this run's id, and is not registered: its
+        ledger states the ε that it spent in the other run.
         """
         self._coordinator = coordinator
         self._settings = settings
         self._admission = endpoints.admission
         self._watch = watch
         self._on_refused = on_refused
-        self._welcome = pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=endpoints.run_id)
+        welcome = pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=settings.run_id)
+        self._welcome = pb.ServerMessage(welcome=welcome)
+        self._offer = encode(pb.ExperimentOffer(experiment=endpoints.offer, run_id=settings.run_id))
         self._hellos = HelloLimiter(endpoints.hello_timeout_s)
         self._ending = StreamQuota(MOST_ENDING)  # gRPC keeps streams until their last message is read
         self._rate_limits: dict[str, ClientRateLimit] = {}  # of every id that was registered once
@@ -93,15 +95,15 @@ class ClientStreamHandler:
             if not limit.expired():  # else its stream is being closed already
                 limit.reschedule(0.0)
 
-    async def show(self, offer: bytes, stream: MessageStream, peer: PeerIdentity) -> None:
-        """Send `offer` to a peer that may say hello and asks in time; WireError tells other peers the reason."""
+    async def show_offer(self, stream: MessageStream, peer: PeerIdentity) -> None:
+        """Send the experiment to a peer that may say hello and asks in time; WireError tells other peers the reason."""
         with contextlib.suppress(ConnectionError):
             with self._told_of_refusal(peer):
                 self._admission.check_known(peer.names, peer.token)
             async with self._hellos.slot(peer.connection):
                 await stream.read()
             with self._ending.reserved(peer.connection):
-                await stream.write(offer)
+                await stream.write(self._offer)
 
     async def _handle(self, stream: MessageStream, peer: PeerIdentity) -> None:
         try:
@@ -112,8 +114,8 @@ class ClientStreamHandler:
                 hello = _hello(await stream.read())
             with self._told_of_refusal(peer):
                 is_owner = self._admission.check(hello.client_id, peer.names, peer.token)
-            if hello.run_id not in ("", self._welcome.run_id):
-                await self._send_away(stream, peer, pb.ServerMessage(welcome=self._welcome))
+            if hello.run_id not in ("", self._settings.run_id):
+                await self._send_away(stream, peer, self._welcome)
                 return
             if (rate_limit := self._rate_limits.get(hello.client_id)) is not None:
                 rate_limit.check_allowed()
@@ -161,9 +163,9 @@ class ClientStreamHandler:
         writer: asyncio.Future[None] | None = None
         reason = "its connection broke"
         try:
-            welcome = await self._coordinator.ask(Register(hello, actor, is_owner, peer.host))
+            await self._coordinator.ask(Register(hello, actor, is_owner, peer.host))
             self._rate_limits[hello.client_id] = rate_limit
-            await stream.write(encode(pb.ServerMessage(welcome=welcome)))
+            await stream.write(encode(self._welcome))
             writer = asyncio.ensure_future(actor.run())
             reason = await self._listen(actor, writer, peer)
         finally:

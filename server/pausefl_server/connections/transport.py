@@ -6,8 +6,7 @@ import grpc
 
 from pausefl_proto.endpoint import listen, make_server
 from pausefl_proto.errors import TryLaterError, WireError
-from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import SERVICE, encode
+from pausefl_proto.wire import SERVICE
 from pausefl_server.connections.endpoints import Endpoints
 from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
 
@@ -42,7 +41,6 @@ class FederationServer:
     def __init__(self, handler: ClientStreamHandler, endpoints: Endpoints, most_clients: int) -> None:
         self._tls = endpoints.tls
         self._handler = handler
-        self._offer = encode(pb.ExperimentOffer(experiment=endpoints.offer, run_id=endpoints.run_id))
         timeout_ms = int(endpoints.hello_timeout_s * 1000)
         limits = (
             # A process of many clients has one connection for all. Some connections may be left from before a restart.
@@ -69,7 +67,7 @@ class FederationServer:
 
     async def _show_offer(self, _: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         try:
-            await self._handler.show(self._offer, GrpcStreamToClient(context), _peer(context))
+            await self._handler.show_offer(GrpcStreamToClient(context), _peer(context))
         except TryLaterError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except WireError as error:

@@ -10,7 +10,7 @@ from pausefl_process.events import Outcome
 from pausefl_process.host_monitor import UNWATCHED, HostWatch
 from pausefl_proto.errors import PauseflError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, digest
+from pausefl_proto.wire import MAX_FRAME_BYTES, digest
 from pausefl_server.actor import Actor
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.monitoring.observer import RunObserver
@@ -98,13 +98,13 @@ class Coordinator(Actor[_Message]):
                 await self._play_next()
         await self._finish()
 
-    async def receive(self, message: _Message) -> pb.Welcome | None:
+    async def receive(self, message: _Message) -> None:
         """Handle one message about a client or the run's end, also while a round is open."""
         if isinstance(message, Update | Refusal):
             self._members.answered(message)
         match message:
             case Register():
-                return self._register(message)
+                self._register(message)
             case Lost():
                 self._lose(message)
             case Update():
@@ -121,7 +121,6 @@ class Coordinator(Actor[_Message]):
                 is_waiting = self._finishes_rounds and self._open is not None and not self._settings.is_asynchronous
                 self._asked_to_end = reason, time.monotonic() + (_DRAIN_S if is_waiting else 0.0)
                 self._heed_end()
-        return None
 
     def _heed_end(self, *, is_between_rounds: bool = False) -> None:
         """End the run if it was asked to end, and no open round has time left to finish."""
@@ -441,7 +440,7 @@ class Coordinator(Actor[_Message]):
 
     # -- what clients send
 
-    def _register(self, message: Register) -> pb.Welcome:
+    def _register(self, message: Register) -> None:
         client_id = message.hello.client_id
         self._pending.add(*self._members.register(message, self.state.round))
         if self._open is not None and (job := self._open.returned(client_id, self._now_s())) is not None:
@@ -450,7 +449,6 @@ class Coordinator(Actor[_Message]):
         elif (withdrawn := self._members.withdraw_job(client_id)) is not None and self._settings.budget is not None:
             # The client may still work on the job it had when its stream broke, and charge it after this hello.
             self._pending.add(unsettled(client_id, *withdrawn))
-        return pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._settings.run_id)
 
     def _lose(self, message: Lost) -> None:
         event = self._members.remove(message.peer, message.reason, self.state.round)

@@ -51,7 +51,7 @@ class Peer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """To the coordinator (ask): a client said hello. The answer is a Welcome, or a WireError with the reason."""
+    """To the coordinator (ask): a client said hello. WireError, with the reason, if it cannot take part."""
 
     hello: pb.Hello
     peer: Peer
