@@ -391,23 +391,11 @@ def test_a_state_that_is_shorter_than_the_one_it_overwrites_is_whole(tmp_path: P
         after.rounds = []
 
 
-def test_a_first_training_that_is_broken_off_leaves_nothing_of_another_run(tmp_path: Path) -> None:
-    before, after = FakeTrainer(Clock()), FakeTrainer(Clock())
-    states = TrainerStates(before, tmp_path / "a")
-    for round_ in (1, 2):
-        states.recall(key := ReleaseKey("another", round_, 1, f"model {round_}"))
-        before.rounds = [round_]
-        states.keep(key)
-    states = TrainerStates(after, tmp_path / "a")
-    states.recall(ReleaseKey("run", 1, 1, "model 1"))
-    after.rounds = [1]
-    states.undo()
-    assert after.rounds == []
-
-
 def test_only_its_owner_may_read_what_a_trainer_remembers(tmp_path: Path, whole: dict[int, bytes]) -> None:
     """The state comes from the data, without noise. A trainer without a state writes no file."""
-    TrainerStates(make_trainer(SGD), tmp_path / "folder/a").keep(ReleaseKey("run", 1, 1, "model"))
+    states, key = TrainerStates(make_trainer(SGD), tmp_path / "folder/a"), ReleaseKey("run", 1, 1, "model")
+    states.recall(key)
+    states.keep(key)
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
     assert len(files := list(tmp_path.glob("whole/*/*"))) == 2
     assert not any(file.stat().st_mode & 0o077 for file in files)

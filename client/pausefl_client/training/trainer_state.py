@@ -38,14 +38,15 @@ class TrainerStates:
         """The files lie in the folder PATH.states, which is made when the first non-empty state is saved."""
         self._trainer = trainer
         self._folder = path.with_name(f"{path.name}.states")
-        self._run_id, self._paths = "", self._paths_of("")
+        self._run_id, self._paths = "", list[Path]()
         self._now = _Saved(0, 1, b"")  # the state that the trainer has now; the next one goes to the other slot
 
     def recall(self, key: ReleaseKey) -> None:
         """Put the trainer into its state before the round of `key`: its present one, a saved one, or a fresh one."""
         if self._run_id == key.run_id and self._now.round < key.round:
             return
-        paths = self._paths_of(key.run_id)
+        run = xxhash.xxh3_64_hexdigest(key.run_id.encode())
+        paths = [self._folder / f"{run}.{slot}" for slot in (0, 1)]
         read = [_read(path, slot) for slot, path in enumerate(paths) if path.exists()]
         whole = [saved for saved in read if saved]
         before = sorted((saved for saved in whole if saved.round < key.round), key=lambda saved: saved.round)
@@ -94,10 +95,6 @@ class TrainerStates:
         for file in files:
             if file.stem in runs[_RUNS_KEPT:]:
                 file.unlink()
-
-    def _paths_of(self, run_id: str) -> list[Path]:
-        run = xxhash.xxh3_64_hexdigest(run_id.encode())
-        return [self._folder / f"{run}.{slot}" for slot in (0, 1)]
 
 
 def _read(path: Path, slot: int) -> _Saved | None:
