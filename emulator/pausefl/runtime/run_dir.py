@@ -163,8 +163,8 @@ def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> N
         write_durably(run_dir / "config.toml", text)
     with closing(Store(run_dir / "run.db")) as store:  # opening it finds damage before any process is started
         if store.meta(_CONFIG_DIGEST) is None:
-            store.set_meta(_CONFIG_DIGEST, _digest(text))
             store.set_meta(_FILE_DIGESTS, json.dumps(_file_digests(experiment)))
+            store.set_meta(_CONFIG_DIGEST, _digest(text))
 
 
 def _refuse_place(run_dir: Path, *, resume: bool) -> None:
