@@ -1,6 +1,6 @@
 """Builds the records of [clients.groups]: behaviours, presence by round, and drift laws."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -83,15 +83,11 @@ def _drift_law(name: str, group: ClientGroup) -> DriftLaw | None:
 def _availability(groups: ClientGroups, name: str) -> Availability:
     key = f"clients.groups.{name}.availability"
     availability: Availability = read_kind(AVAILABILITIES, {"kind": "always", **groups[name].availability}, key)
-    if isinstance(availability, Trace):
-        client_ids = [client_id for other, group in groups.items() for client_id in group.client_ids(other)]
-        _check_trace(availability, key, client_ids, groups[name].client_ids(name))
+    if isinstance(availability, Trace):  # several groups may name one file
+        said, of_group = f'{key}.path = "{availability.path}"', groups[name].client_ids(name)
+        known = {client_id for other, group in groups.items() for client_id in group.client_ids(other)}
+        if unknown := sorted(availability.named - known):
+            raise ConfigError(f"{said}: names {unknown[0]}, which is no client of this experiment")
+        if availability.named.isdisjoint(of_group):
+            raise ConfigError(f"{said}: names none of {of_group[0]} to {of_group[-1]}")
     return availability
-
-
-def _check_trace(trace: Trace, key: str, client_ids: Sequence[str], of_group: Sequence[str]) -> None:
-    """Raise ConfigError if a trace names an unknown client, or no client of the group. Groups may share a file."""
-    if unknown := sorted(trace.named - set(client_ids)):
-        raise ConfigError(f'{key}.path = "{trace.path}": names {unknown[0]}, which is no client of this experiment')
-    if not trace.named & set(of_group):
-        raise ConfigError(f'{key}.path = "{trace.path}": names none of {of_group[0]} to {of_group[-1]}')

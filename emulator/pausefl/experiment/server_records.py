@@ -145,8 +145,10 @@ def check_policies(experiment: Experiment) -> None:
         seed = experiment.experiment.seed_of("latency")
         for link in sampled_links(experiment.latency, experiment.ids_by_group, seed).values():
             _ = link.exchange.mean_s  # raises ConfigError if the law has no mean
+    presence = presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
+    at_once = experiment.clients.count if presence is None else int(presence.table.sum(axis=1).max())
     try:
-        policy.check_clients(experiment.client_ids, _at_once(experiment))
+        policy.check_clients(experiment.client_ids, at_once)
     except ValueError as error:
         raise ConfigError(of_record(error, f"selection.{bare_or_quoted(selection.policy)}")) from error
     if experiment.server.late == "buffer" and type(policy).inspect is not Policy.inspect:
@@ -208,9 +210,3 @@ def _check_feddyn(experiment: Experiment) -> None:
     if on_clients != (experiment.aggregation.optimizer.kind == "feddyn"):
         here, there = 'workload.training = "feddyn"', 'aggregation.optimizer = "feddyn"'
         raise ConfigError(f"{here}: goes with {there}" if on_clients else f"{there}: goes with {here}")
-
-
-def _at_once(experiment: Experiment) -> int:
-    """The greatest number of clients that are present in one round."""
-    presence = presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
-    return experiment.clients.count if presence is None else int(presence.table.sum(axis=1).max())

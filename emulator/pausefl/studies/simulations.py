@@ -107,7 +107,8 @@ def _simulated(rounds: int, folder: Path, of: tuple[str, Experiment]) -> tuple[d
     policy, variant = of
     own = folder / f"{policy.replace(':', '.')}-seed{variant.experiment.seed}"
     summary = run_simulation(variant, rounds, own, is_drawn=False)
-    return {**summary, "policy": policy}, _read(own / "simulation.csv")
+    table = np.genfromtxt(own / "simulation.csv", delimiter=",", names=True, ndmin=1)
+    return {**summary, "policy": policy}, {name: table[name] for name in table.dtype.names or ()}
 
 
 def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -190,12 +191,6 @@ def _check_alike(variants: Sequence[tuple[str, Experiment]]) -> None:
         raise ConfigError(
             f"--policies: {kinds[True]} is simulated by drifts and {kinds[False]} by latencies; simulate them apart"
         )
-
-
-def _read(path: Path) -> SimulatedCurves:
-    """The columns of a simulation.csv by name, (recorded rounds,) each."""
-    table = np.genfromtxt(path, delimiter=",", names=True, ndmin=1)
-    return {name: table[name] for name in table.dtype.names or ()}
 
 
 def _spreads(summaries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

@@ -46,7 +46,9 @@ def group_looks(groups: ChoicesByGroup) -> Mapping[str, Look]:
     palettes = {"original": [_GREY, _SKY, _GREEN], "relevant": [_BLUE], "other": [_VERMILION, _ORANGE, _PURPLE]}
     looks: dict[str, Look] = {}
     for members in families.values():
-        palette: list[Colour] = palettes[_kind(groups[members[0]])]
+        first = groups[members[0]]
+        kind = "original" if first.join_round == 1 else "relevant" if first.role == "relevant" else "other"
+        palette: list[Colour] = palettes[kind]
         colour = palette[0].light
         for name in members:
             alike = sum(look.colour == colour for look in looks.values())
@@ -135,9 +137,3 @@ def so_far(chosen: NDArray[Any], join_round: int = 1) -> tuple[NDArray[np.int64]
     """Two arrays from the round before a group joined: round numbers, and how often it was chosen up to each."""
     rounds = np.arange(join_round - 1, len(chosen) + 1)
     return rounds, np.concatenate([[0.0], chosen.cumsum()])[rounds]
-
-
-def _kind(group: GroupChoices) -> str:
-    if group.join_round == 1:
-        return "original"
-    return "relevant" if group.role == "relevant" else "other"

@@ -103,8 +103,10 @@ class Comparison:
 
     @property
     def differences(self) -> Sequence[str]:
-        """The keys, besides policy and seed, in which the runs' settings differ."""
-        return _differing_keys(all_runs(self.runs))
+        """The keys, besides policy and seed, in which settings differ: those of one policy between its own runs."""
+        settings = [what_is_played(run.settings) for run in all_runs(self.runs)]
+        keys = {key for of_run in settings for key in of_run} - _IGNORED
+        return sorted(key for key in keys if len({repr(of_run.get(key)) for of_run in _that_use(key, settings)}) > 1)
 
     @property
     def failed(self) -> str:
@@ -384,13 +386,6 @@ def _chance(runs: Runs, split: Split) -> float:
 def _time_to(run: RunData, split: Split, accuracy: float | None, axis: TimeAxis) -> float | None:
     time_s, values = run.curve(split, axis)
     return None if accuracy is None else float(time_s[np.argmax(values >= accuracy)])
-
-
-def _differing_keys(runs: Sequence[RunData]) -> list[str]:
-    """The keys whose values differ between runs, sorted. A policy's parameters are compared within its own runs."""
-    settings = [what_is_played(run.settings) for run in runs]
-    keys = {key for of_run in settings for key in of_run} - _IGNORED
-    return sorted(key for key in keys if len({repr(of_run.get(key)) for of_run in _that_use(key, settings)}) > 1)
 
 
 def _that_use(key: str, settings: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
