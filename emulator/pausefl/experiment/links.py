@@ -125,11 +125,20 @@ def plan_links(latency: LatencyTable, client_ids: Sequence[str], seed: int) -> d
 def sampled_links(latency: LatencyTable, groups: Mapping[str, Sequence[str]], seed: int) -> dict[str, LinkPlan]:
     """The links of the first and the last client of each link group, by client id: enough to check an experiment.
 
-    `groups` are the client ids of each group of `[clients.groups]`. Raises ConfigError like `plan_links`.
+    `groups` are the client ids of each group of `[clients.groups]`. Raises ConfigError like `plan_links`, and if an
+    access point has clients of several groups, which do not share a process.
     """
-    client_ids = [client_id for ids in groups.values() for client_id in ids]
+    group_of = {client_id: group for group, ids in groups.items() for client_id in ids}
+    client_ids = list(group_of)
     planner = _LinkPlanner(latency, client_ids, seed)
-    _check_access_points(planner.access_points, groups)
+    behind: dict[int, str] = {}
+    for client_id, index in planner.access_points.items():
+        other = behind.setdefault(index, client_id)
+        if group_of[other] != group_of[client_id]:
+            raise ConfigError(
+                f"latency.access_points.{index}.clients: {other} and {client_id} are of different clients.groups,"
+                " whose processes share no bucket"
+            )
     first = {planner.groups.get(client_id): client_id for client_id in reversed(client_ids)}
     last = {planner.groups.get(client_id): client_id for client_id in client_ids}
     return {client_id: planner.link(client_id) for client_id in [*first.values(), *last.values()]}
@@ -142,19 +151,6 @@ def processes_of(plans: Mapping[str, LinkPlan], per_process: int) -> list[list[s
     for client_id, plan in plans.items():
         (alone if plan.access_point is None else behind.setdefault(plan.access_point, [])).append(client_id)
     return [alone[i : i + per_process] for i in range(0, len(alone), per_process)] + list(behind.values())
-
-
-def _check_access_points(access_points: Mapping[str, int], groups: Mapping[str, Sequence[str]]) -> None:
-    """Raise ConfigError if an access point has clients of several [clients.groups], which do not share a process."""
-    group_of = {client_id: group for group, client_ids in groups.items() for client_id in client_ids}
-    first: dict[int, str] = {}
-    for client_id, index in access_points.items():
-        other = first.setdefault(index, client_id)
-        if group_of[other] != group_of[client_id]:
-            raise ConfigError(
-                f"latency.access_points.{index}.clients: {other} and {client_id} are of different clients.groups,"
-                " whose processes share no bucket"
-            )
 
 
 def check_netem(links: Mapping[str, LinkPlan], clients: int, clients_per_process: int) -> None:

@@ -144,8 +144,20 @@ def _time_of(summary: Mapping[str, Any]) -> str:
 
 
 def _notes(summary: Mapping[str, Any]) -> list[str]:
-    """Lines that say why the policies' figures cannot be compared; empty if they can."""
-    return [*filter(None, [summary["warning"]]), *_objectives_in_words(summary)]
+    """Lines that say why the policies' figures cannot be compared; empty if they can.
+
+    If regrets are of different objectives, they show the weights of each policy's genie.
+    """
+    warnings = [summary["warning"]] if summary["warning"] else []
+    genies = {policy: genie for policy, genie in summary["genies"].items() if "regret" in summary["policies"][policy]}
+    # ζ is left out: it weighs exploration, and a genie does not explore.
+    objectives = [{name: value for name, value in genie.items() if name != "zeta"} for genie in genies.values()]
+    if all(objective == objectives[0] for objective in objectives):
+        return warnings
+    words = {policy: weights_in_words(genie) for policy, genie in genies.items()}
+    alike = {weights: ", ".join(policy for policy in words if words[policy] == weights) for weights in words.values()}
+    against = (f"{policies}: against a genie with {weights}" for weights, policies in alike.items())
+    return [*warnings, "regrets are of different objectives, and do not compare:", *against]
 
 
 def _warning(summaries: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
@@ -169,19 +181,6 @@ def _spread_in_words(spread: Mapping[str, float]) -> str:
     """The mean, with the range over the seeds if their values differ."""
     mean, least, greatest = (number(spread[name]) for name in ("mean", "least", "greatest"))
     return mean if least == greatest else f"{mean} ({least} to {greatest})"
-
-
-def _objectives_in_words(summary: Mapping[str, Any]) -> list[str]:
-    """Lines with the weights of each policy's genie; empty if all regrets have the same objective."""
-    genies = {policy: genie for policy, genie in summary["genies"].items() if "regret" in summary["policies"][policy]}
-    # ζ is left out: it weighs exploration, and a genie does not explore.
-    objectives = [{name: value for name, value in genie.items() if name != "zeta"} for genie in genies.values()]
-    if all(objective == objectives[0] for objective in objectives):
-        return []
-    words = {policy: weights_in_words(genie) for policy, genie in genies.items()}
-    alike = {weights: ", ".join(policy for policy in words if words[policy] == weights) for weights in words.values()}
-    against = (f"{policies}: against a genie with {weights}" for weights, policies in alike.items())
-    return ["regrets are of different objectives, and do not compare:", *against]
 
 
 def _check_alike(variants: Sequence[tuple[str, Experiment]]) -> None:

@@ -21,7 +21,7 @@ from pausefl.studies.offline.replay import rules_of
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
 from pausefl_server.clients import ClientTable, only_labels
-from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.records import Miss, Observation, RoundRecord, Timing
 from pausefl_server.rounds.attempt import attempt_end, attempt_record, next_release, releases_of_misses
 from pausefl_server.rounds.budget_exhaustion import too_few_left, used_up
 from pausefl_server.rounds.choosing import choose, context_of
@@ -105,7 +105,10 @@ class _ImaginedRun:
     def _round(self, record: RoundRecord) -> PlayedRound:
         """Play a round as a server does: an attempt without an update is repeated, up to the settings' limit."""
         played, state, first = PlayedRound(), self.state, record.attempts[0].attempt
-        state.before_round(record.round, _events(record, state.table))
+        events = [event for attempt in record.attempts for event in attempt.events if event.kind in _EXOGENOUS]
+        known = state.table.row_of  # of these clients, what they spent in the log does not count
+        events = [replace(e, released=0, epsilon_spent=0.0) if e.client_id in known else e for e in events]
+        state.before_round(record.round, events)
         for attempt in range(first, first + self.settings.rounds_without_update_max):
             state.before_round(record.round, used_up(state.table, self.settings.budget))
             if too_few_left(state.table, self.needed) or not state.table.eligible().size:
@@ -157,12 +160,6 @@ class _ImaginedRun:
             else:
                 misses.append(Miss(client_id, "unneeded", waited_s, waited_s, "", waited_s))
         return attempt_record(round, attempt, chosen, observations, misses)
-
-
-def _events(record: RoundRecord, table: ClientTable) -> list[LogEvent]:
-    """The events of clients that join or leave before a round, without the ε that known clients spent in the log."""
-    events = [event for attempt in record.attempts for event in attempt.events if event.kind in _EXOGENOUS]
-    return [replace(e, released=0, epsilon_spent=0.0) if e.client_id in table.row_of else e for e in events]
 
 
 def _observation(
