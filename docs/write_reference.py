@@ -13,6 +13,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
 from typing_extensions import get_type_hints
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -24,12 +26,13 @@ from pausefl.experiment.delays.laws import EXCHANGE_DELAYS
 from pausefl.experiment.population.availability import AVAILABILITIES
 from pausefl.experiment.population.behaviours import BEHAVIOURS
 from pausefl.experiment.population.simulated_drifts import DRIFTS
-from pausefl.experiment.reference import MISSING, Key, Makers, attribute_docstrings, keys_of, sentence_of
+from pausefl.experiment.reference import attribute_docstrings, keys_of, parameter_defaults, sentence_of
 from pausefl.experiment.validation import is_table
 from pausefl.results.stored_summary import Summary
 from pausefl_client.data.partition import PARTITIONERS
 from pausefl_client.registries import TRAINING_METHODS
 from pausefl_process.events import EVENT_TYPES
+from pausefl_process.registry import Registry
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import Miss
 from pausefl_server.selection import (
@@ -70,7 +73,7 @@ _TRAINING = """`workload.training` takes a table with one of these kinds, or a k
 _DRIFTS = """`clients.groups.NAME.drift` takes a table with one of these kinds. Only `pausefl simulate` reads it."""
 _POLICIES = """The parameters of policy NAME stand in `[selection.NAME]`. [More on policies](../selection.md)."""
 
-_KINDS: tuple[tuple[str, str, Makers], ...] = (
+_KINDS: tuple[tuple[str, str, Registry], ...] = (
     ("Delay laws", _LAWS, EXCHANGE_DELAYS),
     ("Behaviours", _BEHAVIOURS, BEHAVIOURS),
     ("Availability", _AVAILABILITY, AVAILABILITIES),
@@ -269,28 +272,30 @@ def _tables() -> Iterator[str]:
     for table in tables():
         level = "##" if "." not in table.header else "###"
         yield f"{level} `{table.header}`\n\n{sentence_of(table.record)}\n"
-        yield from _rows(keys_of(table.record))
+        yield from _rows(table.record)
 
 
 def _policies() -> Iterator[str]:
     yield f"## Policies\n\n{_POLICIES}\n"
     for name, policy in POLICIES.items():
         yield f"### Policy `{name}`\n\n{sentence_of(policy)}\n"
-        yield from _rows(key for key in keys_of(policy) if key.name != "m")
+        yield from _rows(policy, without="m")
 
 
-def _kinds(title: str, text: str, kinds: Makers) -> Iterator[str]:
+def _kinds(title: str, text: str, kinds: Registry) -> Iterator[str]:
     yield f"## {title}\n\n{text}\n"
     for name, make in kinds.items():
         yield f"### {title}: `{name}`\n\n{sentence_of(make)}\n"
-        yield from _rows(keys_of(make))
+        yield from _rows(make)
 
 
-def _rows(keys: Iterable[Key]) -> Iterator[str]:
+def _rows(make: Callable[..., Any], without: str = "") -> Iterator[str]:
+    defaults = _defaults_of(make)
     rows = [
-        f"| `{key.name}` | {_cell(kind)} | {_default(key.default)} | {unit_of(key.name)} | {_cell(key.sentence)} |"
-        for key in keys
-        for kind in [type_in_words(key.annotation)]
+        f"| `{key.name}` | {_cell(kind)} | {_default(default)} | {unit_of(key.name)} | {_cell(key.sentence)} |"
+        for key in keys_of(make)
+        for kind, default in [(type_in_words(key.annotation), defaults[key.name])]
+        if key.name != without
     ]
     if rows:
         yield "| key | type | default | unit | meaning |\n|---|---|---|---|---|"
@@ -298,8 +303,22 @@ def _rows(keys: Iterable[Key]) -> Iterator[str]:
         yield ""
 
 
+def _defaults_of(make: Callable[..., Any]) -> dict[str, Any]:
+    """The default of each key of a record or a function, by name; `Parameter.empty` if it must be given."""
+    if not (isinstance(make, type) and issubclass(make, BaseModel)):
+        return parameter_defaults(make)
+    return {
+        name: inspect.Parameter.empty
+        if field.is_required()
+        else None
+        if field.default is PydanticUndefined
+        else field.default
+        for name, field in make.model_fields.items()
+    }
+
+
 def _default(value: Any) -> str:
-    if value is MISSING:
+    if value is inspect.Parameter.empty:
         return "*required*"
     if is_table(type(value)):
         return "its own defaults"

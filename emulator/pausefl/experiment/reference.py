@@ -1,17 +1,15 @@
-"""Describes every configuration key by its type, default and sentence, read from the records themselves."""
+"""Describes every configuration key by its type and sentence, read from the records themselves."""
 
 import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING as FACTORY_MISSING
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from pausefl.experiment.delays.laws import EXCHANGE_DELAYS
 from pausefl.experiment.population.availability import AVAILABILITIES
@@ -19,10 +17,6 @@ from pausefl.experiment.population.behaviours import BEHAVIOURS
 from pausefl.experiment.population.simulated_drifts import DRIFTS
 from pausefl_client.data.partition import PARTITIONERS
 from pausefl_process.registry import Registry
-
-Makers = Mapping[str, Callable[..., Any]]
-MISSING = inspect.Parameter.empty
-"""The default of a key that must be given."""
 
 KINDS_OF_KEY: Mapping[str, Registry] = {
     "delay": EXCHANGE_DELAYS,
@@ -43,17 +37,16 @@ class Key:
 
     name: str
     annotation: Any
-    default: Any
     sentence: str
 
 
 def keys_of(make: Callable[..., Any]) -> list[Key]:
     """The keys of a record, or the parameters of a function, in order."""
     hints = get_type_hints(make, include_extras=True)
-    record = make if isinstance(make, type) else hints["return"]
+    record: Any = make if isinstance(make, type) else hints["return"]
     said = attribute_docstrings(record)
-    defaults = _model_defaults(record) if issubclass(record, BaseModel) else parameter_defaults(make)
-    return [Key(name, hints[name], default, said.get(name, "")) for name, default in defaults.items()]
+    names = record.model_fields if issubclass(record, BaseModel) else inspect.signature(make).parameters
+    return [Key(name, hints[name], said.get(name, "")) for name in names]
 
 
 def sentence_of(make: Callable[..., Any]) -> str:
@@ -61,18 +54,11 @@ def sentence_of(make: Callable[..., Any]) -> str:
     return " ".join((inspect.getdoc(make) or "").split("\n\n")[0].split())
 
 
-def _model_defaults(model: type[BaseModel]) -> dict[str, Any]:
-    return {
-        name: MISSING if field.is_required() else None if field.default is PydanticUndefined else field.default
-        for name, field in model.model_fields.items()
-    }
-
-
 def parameter_defaults(make: Callable[..., Any]) -> dict[str, Any]:
-    """The default of each parameter of a class or a function, by name; `MISSING` if it must be given."""
+    """The default of each parameter of a class or a function, by name; `Parameter.empty` if it must be given."""
     found = {name: parameter.default for name, parameter in inspect.signature(make).parameters.items()}
     record = fields(make) if isinstance(make, type) and is_dataclass(make) else ()
-    return found | {f.name: f.default_factory() for f in record if f.default_factory is not FACTORY_MISSING}
+    return found | {f.name: f.default_factory() for f in record if f.default_factory is not MISSING}
 
 
 @cache
