@@ -15,7 +15,7 @@ import numpy as np
 
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray, are_greatest
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import ACCURACY, Evaluation, LogEvent, Miss, Observation, RoundRecord
+from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, RoundRecord
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
 
@@ -204,8 +204,6 @@ class RunSnapshot:
     """Reason -> number of suspect rounds."""
     evaluations: Mapping[str, tuple[int, Evaluation]] = field(default_factory=dict)
     """Split -> the round of the last evaluated model, and its evaluation."""
-    metric: str = ACCURACY
-    """The name of the task's score, which `evaluations` and `accuracy` hold."""
     accuracy: Mapping[str, Curve] = field(default_factory=dict)
     """Split -> (round, total latency, elapsed time, accuracy), with accuracies on the split's fixed subset."""
     latency: Curve = Curve(np.empty((0, 6)))
@@ -254,7 +252,7 @@ class RunSnapshot:
             accuracy = {**accuracy, split: curve.add(round, *_times_at(self, round), evaluation.accuracy)}
         if split not in evaluations or round >= evaluations[split][0]:
             evaluations = {**evaluations, split: (round, evaluation)}
-        return replace(self, metric=evaluation.metric, accuracy=accuracy, evaluations=evaluations)
+        return replace(self, accuracy=accuracy, evaluations=evaluations)
 
     def _after(self, state: RunState, events: Iterable[LogEvent], attempt: RoundRecord | None = None) -> "RunSnapshot":
         observations, misses = (attempt.observations, attempt.misses) if attempt is not None else ((), ())

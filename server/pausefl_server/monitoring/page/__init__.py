@@ -21,7 +21,7 @@ from pausefl_proto.arrays import FloatArray
 from pausefl_server.host_limits import DOUBTS, clients_behind
 from pausefl_server.monitoring.snapshot import PARTS, Clients, RunSnapshot, greatest_and_median, parts_of
 from pausefl_server.monitoring.telemetry import Telemetry
-from pausefl_server.records import RoundRecord
+from pausefl_server.records import ACCURACY, RoundRecord
 from pausefl_server.settings import ServerSettings
 
 _FRAME_EVERY_S = 1.0
@@ -131,7 +131,7 @@ def frame(now: RunSnapshot, settings: ServerSettings) -> dict[str, Any]:
         "suspect_rounds": now.suspect_rounds,
         "suspect_observations": now.suspect_observations,
         "doubts": [{"rounds": n, "advice": DOUBTS[d]} for d, n in now.doubts.items()],
-        "metric": now.metric,
+        "metric": next((e.metric for _, e in now.evaluations.values()), ACCURACY),
         "evaluations": {split: {"round": t, "accuracy": e.accuracy} for split, (t, e) in now.evaluations.items()},
         "accuracy": {split: _rows(curve.points) for split, curve in now.accuracy.items()},
         "no_accuracy": _no_accuracy(settings),
