@@ -121,7 +121,7 @@ class ClientTable:
 
     @property
     def effective_tau_min_s(self) -> float:
-        """The configured τ_min or, without one, the estimate of docs/selection.md; infinite before the first answer."""
+        """The configured τ_min; without one, its estimate (docs/selection.md, "τ_min"), infinite before any answer."""
         return self.estimated_tau_min_s if self.tau_min_s is None else self.tau_min_s
 
     def eligible(self) -> IntArray:

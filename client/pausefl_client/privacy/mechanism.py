@@ -8,9 +8,7 @@ There are two units, which are never mixed. The paper proves the first, and its 
   coordinate ε-LDP and, by composition over the d coordinates, the upload d·ε-LDP.
 
 The noise is drawn and added in float64; the sum is rounded to float32 last. Rounding is post-processing, so it costs no
-privacy. It drops most of the low-order bits by which floating-point Laplace samples leak their input (Mironov, "On
-significance of the least significant bits for differential privacy", CCS 2012). This is no proof: the sampler is still
-inexact, and ε holds only up to floating-point error. `ExactLaplace` is exact.
+privacy. ε holds only up to floating-point error (docs/privacy.md, "Floating point"). `ExactLaplace` is exact.
 """
 
 import math

@@ -1,15 +1,8 @@
 """Staleness weights s(τ), by name: how much an update counts that was made from an older model.
 
-τ counts the steps between the model that a client was given and the step that its update enters. An update made from
-the newest model has τ = 0. A step combines updates Δ_i with weights w_i, their data sizes unless the policy says
-otherwise:
-
-    θ ← θ + Σ_i s(τ_i) w_i Δ_i / Σ_i w_i              normaliser "plain"
-    θ ← θ + Σ_i s(τ_i) w_i Δ_i / Σ_i s(τ_i) w_i       normaliser "discounted"
-
-Nguyen et al. (FedBuff, AISTATS 2022, Algorithm 1) divide by the number of updates: this is "plain" with equal weights.
-With "plain", old updates count less even if all updates are old. FedAsync (Xie, Koyejo and Gupta, arXiv 1903.03934)
-mixes a client's model θ_i into the server's by α s(τ_i). This is the same with α (θ_i − θ) in place of Δ_i.
+docs/asynchronous.md has the steps' formulas and their sources. Nguyen et al. (FedBuff) divide by the number of updates:
+this is normaliser "plain" with equal weights, by which old updates count less even if all updates are old. FedAsync's
+step is that of "plain" with α (θ_i − θ), for a client's model θ_i, in place of Δ_i.
 """
 
 from abc import ABC, abstractmethod
