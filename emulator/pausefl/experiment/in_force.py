@@ -40,7 +40,11 @@ _COLUMNS = 80
 
 def config_toml(experiment: Experiment) -> str:
     """The experiment as TOML, with every value in force."""
-    return tomli_w.dumps(_without_none(in_force(experiment)))
+    document, header = _without_none(in_force(experiment)), "[experiment.by_value]\n"
+    code, document["experiment"]["by_value"] = document["experiment"]["by_value"], {}
+    # Code may hold all data of a notebook. Literal texts are read at once, others letter by letter.
+    literal = "".join(f"{name} = '{text}'\n" for name, text in code.items())
+    return tomli_w.dumps(document).replace(header, header + literal, 1)
 
 
 def in_force(experiment: Experiment) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Writes the report of a run as one self-contained HTML page."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -79,6 +80,7 @@ def run_page(run: RunData, drawn: Mapping[str, bytes | None], figures: Figures |
         retired=int((run.clients["retired_before"] > 0).sum()),
         clients=rows or (),
         schedule=schedule or (),
+        config=re.sub(r"^(pausefl_cell_\w+ = ).*", r"\1…", run.config, flags=re.MULTILINE),
     )
 
 
