@@ -263,17 +263,27 @@ async def test_the_last_step_hands_out_no_more_than_its_buffer_lacks_and_replace
     assert sum(peer.released for peer in play.peers.values()) == 4
 
 
-async def test_a_client_whose_model_is_too_old_is_a_miss_and_its_update_is_charged_and_dropped(rig: MakeRig) -> None:
-    steps = Asynchronous(concurrency=2, buffer=1, staleness_max=1)
-    async with playing(rig, "ab", steps, rounds=4, privacy=PRIVATE) as play:
+@pytest.mark.parametrize("most", [1, 64])
+async def test_a_client_whose_model_is_too_old_is_a_miss_and_its_update_is_charged_and_dropped(
+    rig: MakeRig, most: int
+) -> None:
+    steps, stale = Asynchronous(concurrency=2, buffer=1, staleness_max=most), most + 2
+    async with playing(rig, "ab", steps, rounds=stale + 2, privacy=PRIVATE, rejoin_timeout_s=0.0) as play:
         await play.handed_out(2)
         late = play.jobs["b"]
-        for _ in range(3):
+        for _ in range(stale):
             await play.answer("a")
             await play.handed_out(1)
+        await play.handed_out(1)
+        await play.rig.lose(play.peers["b"])  # with its next job
+        while not play.rig.coordinator._open.misses:  # type: ignore[union-attr]  # noqa: ASYNC110 - one is open, silently
+            await asyncio.sleep(0.001)
         await play.peers["b"].answer(late[0], attempt=late[1])
         await play.answer("a")
-    assert [(r.round, m.client_id, m.kind) for r in play.records for m in r.misses] == [(3, "b", "timeout")]
+        await play.handed_out(1)
+        await play.answer("a")
+    misses = [(r.round, m.client_id, m.kind) for r in play.records for m in r.misses]
+    assert misses == [(stale, "b", "timeout"), (stale + 1, "b", "lost")]
     assert play.peers["b"].withdrawn[0] == (1, 1)
     assert ("late", "b") in play.events
     assert play.rig.spent("b") == (1, BUDGET.spent(1))

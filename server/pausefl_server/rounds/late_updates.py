@@ -14,7 +14,7 @@ from pausefl_server.rounds.observations import reconciled
 from pausefl_server.rounds.open_step import OpenStep
 
 _JobKey = tuple[str, int, int]  # client, round and attempt
-# Late updates are expected for this many last rounds; those of earlier rounds are rejected.
+# Updates that this many last rounds or steps missed are expected; those missed earlier are rejected.
 _REMEMBERED_ROUNDS = 64
 
 
@@ -39,19 +39,21 @@ class LateUpdates:
     def __init__(self, *, keeps: bool) -> None:
         """`keeps`: late updates are kept for the next model; otherwise they are dropped."""
         self._keeps = keeps
-        self._weights: dict[_JobKey, float] = {}
+        self._weights: dict[_JobKey, tuple[int, float]] = {}  # with the round or step that missed the update
         self._kept: dict[str, tuple[Update, float]] = {}  # by client, with its weight
 
     def expect(self, step: OpenStep, missed: Iterable[str], table: ClientTable) -> None:
         """Note the weights that the updates of clients missed just now would have; forget those of old rounds."""
-        self._weights = {key: w for key, w in self._weights.items() if key[1] > step.number - _REMEMBERED_ROUNDS}
+        oldest = step.number - _REMEMBERED_ROUNDS
+        self._weights = {key: kept for key, kept in self._weights.items() if kept[0] > oldest}
         for client_id in missed:
             given = step.jobs[client_id]
-            self._weights[client_id, *given.job.key] = sum(step.weight(draw, table) for draw in given.draws)
+            weight = sum(step.weight(draw, table) for draw in given.draws)
+            self._weights[client_id, *given.job.key] = step.number, weight
 
     def take(self, update: Update) -> list[LogEvent]:
         """Drop or keep a late update; returns the events to log, its ε included. WireError if none is expected."""
-        weight = self._weights.pop((update.client_id, update.round, update.attempt), None)
+        _, weight = self._weights.pop((update.client_id, update.round, update.attempt), (0, None))
         if weight is None:
             raise WireError(f"round {update.round} is over, its update came too late")
         fate = "kept for the next model" if self._keeps else "dropped"
