@@ -177,7 +177,10 @@ def test_selections_are_counted_by_client_and_averaged_by_group(
     assert [label.get_text() for label in by_client.get_xticklabels()][2:4] == ["relevant-000", "relevant-001"]
     assert [bar.get_height() for bar in by_client.patches] == [2, 1, 3, 2, 2, 1]
     monkeypatch.setattr(group_plots, "MOST_NAMED", 5)
-    many = group_plots.selections(by_hand, groups).axes[1]
+    steps = replace(by_hand, summary={**by_hand.summary, "mode": "asynchronous"})
+    by_step, many = group_plots.selections(steps, groups).axes
+    around = group_plots.accuracy_around_joins(steps, groups).axes[0]
+    assert (by_round.get_xlabel(), by_step.get_xlabel(), around.get_xlabel()) == ("round", "step", "step")
     assert "relevant-000" not in [label.get_text() for label in many.get_xticklabels()], "names would overlap"
 
 

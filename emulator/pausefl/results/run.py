@@ -124,7 +124,7 @@ class Run:
         return f"Run({str(self.path)!r})"
 
     def _repr_html_(self) -> str:
-        """HTML for a notebook: the run's main figures, and the plot of accuracy against latency if there is one."""
+        """HTML for a notebook: the run's main figures, and the plot of accuracy over time if there is one."""
         try:
             summary = self.summary
         except ConfigError as error:
@@ -136,8 +136,7 @@ class Run:
         image = ""
         if picture.is_file():
             url = "data:image/svg+xml;base64," + base64.b64encode(picture.read_bytes()).decode()
-            metric = html.escape(str(summary.get("metric", "accuracy")))
-            image = f'<img alt="test {metric} against total latency" width="480" src="{url}">'
+            image = f'<img alt="test score over time" width="480" src="{url}">'
         return f"<table>{cells}</table>{image}"
 
 

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from pausefl.results.in_words import turn
 from pausefl.results.reading import RunData
 from pausefl.results.report.style import (
     DASHES,
@@ -79,8 +80,8 @@ def mark_joins(axes: Axes, rounds: Iterable[int]) -> None:
 
 def selections(run: RunData, groups: ChoicesByGroup) -> Figure:
     """How often clients were chosen: by round, as means of groups (and each client, if few); each client's total."""
-    places = {client_id: place for place, group in enumerate(groups.values()) for client_id in group.client_ids}
-    ids = sorted(run.clients["client_id"].tolist(), key=lambda i: (places.get(i, len(groups)), i))
+    group_of, order = group_of_client(groups), [*groups, ""]
+    ids = sorted(run.clients["client_id"].tolist(), key=lambda i: (order.index(group_of.get(i, "")), i))
     columns = {client_id: k for k, client_id in enumerate(ids)}
     indices = ([columns[client_id] for client_id in record.chosen] for record in run.records)
     chosen = np.array([np.bincount(of_round, minlength=len(ids)) for of_round in indices])
@@ -88,7 +89,6 @@ def selections(run: RunData, groups: ChoicesByGroup) -> Figure:
     by_round, by_client = figure.subplots(1, 2, width_ratios=(1.25, 1))
     mark_joins(by_round, joins(groups))
     looks = group_looks(groups)
-    group_of = group_of_client(groups)
     colours = [looks.get(group_of.get(client_id, ""), NO_GROUP).colour for client_id in ids]
     if len(ids) <= MOST_NAMED:
         for times, colour in zip(chosen.T, colours, strict=True):
@@ -97,7 +97,8 @@ def selections(run: RunData, groups: ChoicesByGroup) -> Figure:
         if group.join_round:
             mean = so_far(group.chosen / group.clients, group.join_round)
             by_round.plot(*mean, color=looks[name].colour, linestyle=looks[name].dash, label=name, linewidth=2.2)
-    by_round.set(title="Selections", xlabel="round", ylabel="times chosen so far", xlim=(0, None), ylim=(0, None))
+    by_round.set(title="Selections", xlabel=turn(run.summary), ylabel="times chosen so far")
+    by_round.set(xlim=(0, None), ylim=(0, None))
     width = 0.76 if len(ids) <= MOST_NAMED else 1.0
     by_client.bar(range(len(ids)), chosen.sum(axis=0), width=width, color=colours, linewidth=0)
     by_client.set(title="Each client, at the end", xlabel="client", ylabel="times chosen", xlim=(-0.8, len(ids) - 0.2))
@@ -109,26 +110,26 @@ def selections(run: RunData, groups: ChoicesByGroup) -> Figure:
 
 def accuracy_around_joins(run: RunData, groups: ChoicesByGroup) -> Figure:
     """Accuracy after each evaluated round, with a line at each round before which groups joined."""
-    figure, axes = new_figure(f"{capitalised(run.metric)} around the joins", "round", run.metric)
+    figure, axes = new_figure(f"{capitalised(run.metric)} around the joins", turn(run.summary), run.metric)
     for split, colour, dash in zip(DRAWN_SPLITS, SERIES, DASHES, strict=False):
         rounds, values = run.curve(split, "round")
         if values.size:
             axes.plot(rounds, values, color=colour.light, linestyle=dash, label=split)
     axes.set_xlim(0, len(run.records))
     percent_axis(axes)
-    name_joins(axes, groups)
+    name_joins(axes, groups, turn(run.summary))
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
     return figure
 
 
-def name_joins(axes: Axes, groups: ChoicesByGroup) -> None:
-    """Draw a dotted line before each round in which groups joined, and above it a line with their names."""
+def name_joins(axes: Axes, groups: ChoicesByGroup, of: str) -> None:
+    """Draw a dotted line before each round (`of`) in which groups joined, and above it a line with their names."""
     found = joins(groups)
     mark_joins(axes, found)
     make_room(axes, len(found))
     for below, (join_round, names) in enumerate(sorted(found.items(), reverse=True)):
         axes.annotate(
-            f"round {join_round}: {', '.join(names)}", (join_round - 0.5, 1), xycoords=("data", "axes fraction"),
+            f"{of} {join_round}: {', '.join(names)}", (join_round - 0.5, 1), xycoords=("data", "axes fraction"),
             xytext=(0, 3 + 11 * below), textcoords="offset points", fontsize=8, color=INK.light, va="bottom",
         )  # fmt: skip
 

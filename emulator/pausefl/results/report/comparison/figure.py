@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from numpy.typing import NDArray
 
+from pausefl.results.in_words import turn
 from pausefl.results.reading import TIME_LABELS, PrivacyFigures, RunData, latency_unit, time_axis
 from pausefl.results.report.group_plots import ChoicesByGroup, group_looks, joins, mark_joins, name_joins, so_far
 from pausefl.results.report.style import (
@@ -34,7 +35,6 @@ _LABEL_WIDTH = 24  # characters: four columns of such labels fit over two panels
 _MARKERS = dict(zip(DASHES, "os^Dv<>", strict=True))
 """The marker of each dash, so that policies of one colour have different ones."""
 _PANELS_A_ROW = 4
-PlottedCurve = tuple[NDArray[Any], NDArray[np.float64]]
 
 
 def all_runs(runs: Runs) -> list[RunData]:
@@ -45,6 +45,11 @@ def all_runs(runs: Runs) -> list[RunData]:
 def unit_of(runs: Runs) -> str:
     """The unit of the runs' latencies."""
     return latency_unit(run.summary for run in all_runs(runs))
+
+
+def turn_of(runs: Runs) -> str:
+    """What the runs' servers did again and again: "round", "step", or "round or step" if they differ in this."""
+    return " or ".join(sorted({turn(run.summary) for run in all_runs(runs)}))
 
 
 def legend_above(figure: Figure) -> None:
@@ -105,7 +110,7 @@ def _accuracy(axes: Axes, runs: Runs, looks: Mapping[str, Look], split: Split, c
         axes.axhline(common_accuracy, color=MUTED.light, linewidth=1, linestyle=":", label=label)
 
 
-def draw_band(axes: Axes, curves: Sequence[PlottedCurve], look: Look, label: str) -> None:
+def draw_band(axes: Axes, curves: Sequence[tuple[NDArray[Any], FloatArray]], look: Look, label: str) -> None:
     """Draw the mean over seeds and its band (see `band_note`), interpolated linearly, where all curves have values."""
     start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     if start >= end:  # no common range, as after a single evaluation: only dots are drawn
@@ -148,7 +153,7 @@ def _leakage(axes: Axes, runs: Runs, looks: Mapping[str, Look], privacy: Privacy
     budgets = sorted({run.privacy.epsilon_budget for run in all_runs(runs) if run.privacy})
     for i, budget in enumerate(budgets):
         draw_budget(axes, budget, at=i / len(budgets))  # side by side, as budgets may be close to each other
-    axes.set(title="Greatest leakage of a client", xlabel="round", ylabel=privacy.label)
+    axes.set(title="Greatest leakage of a client", xlabel=turn_of(runs), ylabel=privacy.label)
 
 
 def _total(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
@@ -159,14 +164,13 @@ def _total(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
     axes.barh(rows, mean_s, height=0.62, color=[look.colour for look in looks.values()])
     if any(len(v) > 1 for v in values):
         axes.plot([low_s, high_s], [rows, rows], "|-", color=INK.light, linewidth=1.2)
-    ends_s = np.maximum(mean_s, high_s)
-    for row, mean, greatest in zip(rows, mean_s, ends_s, strict=True):
+    for row, mean, greatest in zip(rows, mean_s, high_s, strict=True):
         axes.annotate(three_digits(mean), (greatest, row), (5, 0), textcoords="offset points", va="center", fontsize=9)
     name_places(axes.yaxis, list(runs), color=INK.light)
     axes.invert_yaxis()
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
-    axes.set_xlim(0, 1.4 * max(ends_s) or 1.0)  # room for the numbers
+    axes.set_xlim(0, 1.4 * max(high_s) or 1.0)  # room for the numbers
     axes.locator_params(axis="x", nbins=4)
     axes.set(title=capitalised(TIME_LABELS[axis]), xlabel=f"{TIME_LABELS[axis].split()[-1]} ({unit_of(runs)})")
 
@@ -243,7 +247,7 @@ def draw_groups(runs: Runs, split: Split) -> Figure | None:
         axes.remove()
     for axes, policy in zip(panels.flat, choices, strict=False):
         _chosen_so_far(axes, choices[policy])
-        axes.set(title=policy, xlabel="round", xlim=(0, None))
+        axes.set(title=policy, xlabel=turn_of(runs), xlim=(0, None))
     panels[0, 0].set_ylim(bottom=0)  # fixes the shared y axis of all panels, so it follows the drawing
     for axes in panels[:, 0]:
         axes.set_ylabel("times chosen so far, per client")
@@ -258,10 +262,10 @@ def _around_joins(figure: SubFigure, runs: Runs, split: Split, groups: ChoicesBy
         if all(rounds.size for rounds, _ in curves):
             draw_band(axes, curves, look, policy)
     metric = all_runs(runs)[0].metric
-    axes.set(title=f"{capitalised(metric)} around the joins", xlabel="round", ylabel=f"{split} {metric}")
+    axes.set(title=f"{capitalised(metric)} around the joins", xlabel=turn_of(runs), ylabel=f"{split} {metric}")
     axes.set_xlim(0, max(len(run.records) for run in all_runs(runs)))
     percent_axis(axes)
-    name_joins(axes, groups)
+    name_joins(axes, groups, turn_of(runs))
     if axes.get_legend_handles_labels()[0]:
         figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", handlelength=3.2)
     else:
