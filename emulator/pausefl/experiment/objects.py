@@ -153,16 +153,12 @@ def check_modules(tables: Any, folders: Iterable[str]) -> None:
     for name in {text.partition(":")[0].partition(".")[0] for text in texts_of(tables) if ":" in text}:
         found = find_spec(name) if (own := PathFinder.find_spec(name, [*folders])) else None
         files = [os.path.realpath(spec.origin) for spec in (own, found) if spec and spec.origin]
-        is_package = own is not None and own.submodule_search_locations is not None
-        if len(set(files)) > 1 and (is_package or not _hold_the_same(*files)):
+        is_file = own is not None and own.submodule_search_locations is None and all(map(os.path.isfile, files))
+        if len(set(files)) > 1 and not (is_file and filecmp.cmp(files[0], files[1], shallow=False)):
             raise ConfigError(
                 f"experiment.python_path: {files[0]} is hidden by {files[1]}; give it another name, or load this"
                 " experiment in a process of its own"
             )
-
-
-def _hold_the_same(file: str, other: str) -> bool:
-    return all(map(os.path.isfile, (file, other))) and filecmp.cmp(file, other, shallow=False)
 
 
 def import_from(folders: Iterable[str], by_value: Mapping[str, str]) -> None:

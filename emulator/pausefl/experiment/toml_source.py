@@ -81,19 +81,19 @@ def resolved_source(source: str) -> str:
     """The text of `read_source`, with the file's relative paths and its folder of modules made absolute."""
     file = source if is_file(source) else ""
     document = _parsed(read_source(source), file)
-    _anchor_code(document, file, ())
+    _anchor_code(document, file, [])
     return tomli_w.dumps(document)
 
 
 def document_of(text: str, overrides: Overrides, file: str = "") -> dict[str, Any]:
     """The tables of an experiment's TOML text, with overrides. Raises ConfigError if the text is no TOML."""
-    document = _parsed(text, file)
-    for key, value in override_values(overrides).items():
+    document, values = _parsed(text, file), override_values(overrides)
+    for key, value in values.items():
         _override(document, key, value)
     _policy_of(document)
     _count_groups(document)
     _anchor_paths(document, Path())
-    _anchor_code(document, file, overrides)
+    _anchor_code(document, file, list(values.values()) if isinstance(overrides, Mapping) else [])
     return document
 
 
@@ -191,8 +191,8 @@ def measured_files(value: object) -> Iterator[tuple[dict[str, Any], str]]:
                 yield value, name
 
 
-def _anchor_code(document: dict[str, Any], file: str, overrides: Overrides) -> None:
-    """Make `experiment.python_path` absolute, and add the folders of modules that overrides need.
+def _anchor_code(document: dict[str, Any], file: str, values: list[Any]) -> None:
+    """Make `experiment.python_path` absolute, and add the folders of modules that these values of overrides need.
 
     The default is the folder of the file. Code without a module goes to `experiment.by_value`. Raises ConfigError if a
     relative path is no folder. An absolute path may belong to another machine.
@@ -209,7 +209,6 @@ def _anchor_code(document: dict[str, Any], file: str, overrides: Overrides) -> N
         table["python_path"] = [str(folder / each) if isinstance(each, str) else each for each in paths]
     elif "python_path" not in table:
         table["python_path"] = [str(folder)] if file else []
-    values = list(override_values(overrides).values()) if isinstance(overrides, Mapping) else []
     if (folders := folders_of(values)) and isinstance(table["python_path"], list):
         table["python_path"] += [each for each in dict.fromkeys(folders) if each not in table["python_path"]]
     if cells := cells_of(values):
