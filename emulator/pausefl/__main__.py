@@ -4,7 +4,6 @@ import gc
 import sys
 
 from pausefl.runtime.processes.log_file import open_standard_files
-from pausefl_process.ending import INTERRUPTED
 
 
 def main() -> None:
@@ -16,6 +15,8 @@ def main() -> None:
         cli.main()
     except KeyboardInterrupt:
         print("pausefl: interrupted", file=sys.stderr)
+        from pausefl_process.ending import INTERRUPTED  # only now: it imports asyncio
+
         sys.exit(INTERRUPTED)
     finally:
         gc.freeze()  # the interpreter's end need not look for garbage among all imported modules

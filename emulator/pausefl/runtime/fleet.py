@@ -205,8 +205,10 @@ class Fleet:
                 elif isinstance(ready, Connection):
                     self._hear([ready], report_failure)
                 else:
-                    self._hear(self._lines, report_failure)  # the process may have said why it ends
-                    self._on_exit(self._running.pop(ready), report)  # type: ignore[arg-type]  # a sentinel
+                    process = self._running.pop(ready)  # type: ignore[arg-type]  # a sentinel
+                    own = [line for line, name in self._lines.items() if name == process.name]
+                    self._hear(own, report_failure)  # it may have said why it ends
+                    self._on_exit(process, report)
 
     def _take(self, event: ProgressEvent, report: Report) -> None:
         """Act on the server's event, or show it. Clients are started once the server listens."""
