@@ -7,10 +7,7 @@ from pausefl_client.training.method import TrainingMethod
 
 
 class Gofl(TrainingMethod):
-    """Replaces every gradient g by g/‖g‖, over all parameters, so that all clients' steps are equally long.
-
-    The Fed-TS paper says that GOFL normalises gradients against drift. The other parts of GOFL are left out.
-    """
+    """Replaces every gradient g by g/‖g‖, over all parameters, so that all clients' steps are equally long."""
 
     def change_gradients(self, model: nn.Module) -> None:
         """Divide the gradients by their common L2 norm. A gradient of 0 stays 0."""

@@ -20,10 +20,8 @@ from pausefl_proto.number_types import Bounded, NonNegative, Positive
 class Moon(Bounded, RememberingMethod):
     """Adds μ ℓ to the loss. ℓ pulls features towards those of the round's model, away from the client's last model.
 
-    ℓ = − log(e^(sim(z, z_θ)/T) / (e^(sim(z, z_θ)/T) + e^(sim(z, z_i)/T))) (eq. (3)). sim is the cosine similarity. z
-    are features of the model in training, z_θ of the server's model, z_i of the client's model after its last round.
-    Features are the inputs of the last linear layer; the paper adds a projection head before it. In a client's first
-    round z_i would equal z_θ, so ℓ would be constant and is left out.
+    ℓ = − log(e^(sim(z, z_θ)/T) / (e^(sim(z, z_θ)/T) + e^(sim(z, z_i)/T))) (eq. (3)). docs/training.md says what z is.
+    In a client's first round ℓ is left out.
     """
 
     remembered_as: ClassVar[str] = "last"  # the client's model after its last round
