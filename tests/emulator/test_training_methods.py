@@ -121,6 +121,8 @@ def test_a_schedule_is_that_of_torch_and_a_learning_rate_that_no_round_can_have_
         with pytest.raises(ConfigError, match=r"learning rate of round 4 is -0\.06.*: must be finite and at least 0$"):
             rates.at(5)
     assert rates.at(1) == 0.1
+    still = TrainingSettings("sgd", optimizer_options={"lr": 0.0}, schedule={"kind": "constant"})
+    assert not updates(trainer_of(still), 1)[0].any()
 
 
 class Named(FedProx):

@@ -150,7 +150,10 @@ def _losses(task: LearningTask, outputs: torch.Tensor, targets: torch.Tensor, si
 
 
 class RoundBatches:
-    """Each learner's batches in each step of a round, drawn as if it trained alone; learners with most steps first."""
+    """Each learner's batches in each step of a round, drawn as if it trained alone; learners with most steps first.
+
+    One tensor holds the batches of all learners for several steps.
+    """
 
     def __init__(self, learners: Sequence[TorchTrainer], round: int) -> None:
         self.size = max(min(learner.settings.batch_size, learner.n_examples) for learner in learners)

@@ -66,8 +66,8 @@ class LearningRates:
         kind = parameters.pop("kind", "")
         factory = SCHEDULES.find(kind, "workload.schedule.kind")
         self._optimizer = make_optimizer(settings, [nn.Parameter(torch.zeros(1, 1))])  # Muon takes matrices alone
-        self.base = float(self._optimizer.param_groups[0]["lr"])
-        """The rate before the schedule changes it."""
+        self.base: float | None = self._optimizer.param_groups[0].get("lr")
+        """The rate before the schedule changes it. None, which no schedule takes, if the optimizer has none."""
         vars(self._optimizer)["step"] = MethodType(lambda _: None, self._optimizer)  # its own may need a gradient
         self._schedule = _made(factory, self._optimizer, parameters, "workload.schedule")
         if not isinstance(self._schedule, torch.optim.lr_scheduler.LRScheduler):

@@ -90,7 +90,7 @@ class TorchTrainer:
         self._state_writer = StateWriter()
         self.random_layers = RandomLayers(self.model, device, self.method, self.task, self._optimizer)
         self._rates = LearningRates(settings) if settings.schedule else None
-        base, groups = (self._rates.base, self._optimizer.param_groups) if self._rates else (1.0, [])
+        base, groups = (self._rates.base or 1.0, self._optimizer.param_groups) if self._rates else (1.0, [])
         # An optimizer that a method makes may train some parameters at other rates than the settings'.
         self._rate_factors = [group.get("lr", base) / base for group in groups]
         self._fresh_optimizer = self._described(self._optimizer.state_dict()) or b""

@@ -38,7 +38,8 @@ class TrainerStates:
         """The files lie in the folder PATH.states, which is made when the first non-empty state is saved."""
         self._trainer = trainer
         self._folder = path.with_name(f"{path.name}.states")
-        self._run_id, self._paths = "", list[Path]()
+        self._run_id: str | None = None
+        self._paths: list[Path] = []
         self._now = _Saved(0, 1, b"")  # the state that the trainer has now; the next one goes to the other slot
 
     def recall(self, key: ReleaseKey) -> None:

@@ -138,9 +138,8 @@ class _SlurmExecutor(Executor):
 
     def _look(self) -> None:
         while self._jobs or not self._is_shut.wait(_LOOKS_EVERY_S):
-            with suppress(
-                OSError
-            ):  # the folder of the jobs cannot be read, or no process be started: the next look may
+            # OSError: the folder of the jobs cannot be read, or no process be started. The next look may succeed.
+            with suppress(OSError):
                 queued = _queued()
                 for job in list(self._jobs):
                     job.look("unknown" if queued is None else queued.get(job.number, ""))
