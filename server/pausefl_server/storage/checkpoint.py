@@ -16,6 +16,8 @@ from pausefl_proto.wire import Vector, digest
 KEPT_BYTES_MAX = 1 << 30
 """The oldest kept models are deleted beyond this total size. The last two always stay."""
 
+# How many slots' files are open at once. Asynchronous runs may have more slots than a process may open files.
+_MOST_OPEN = 64
 _SIZE_BYTES = 8
 _SEAL_BYTES = hashlib.sha256().digest_size
 
@@ -27,9 +29,8 @@ class Checkpoint:
         """`slots`: at least 2, so that the last model is complete while the next one is written."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._paths = [folder / f"slot-{i}.f32" for i in range(slots)]
-        self._files = [os.open(path, os.O_RDWR | os.O_CREAT, 0o644) for path in self._paths]
-        sync_folder(folder)
+        self._slots = slots
+        self._files: dict[int, int] = {}  # of the slots opened last
 
     def save(self, round: int, theta: Vector) -> None:
         """Write θ_t durably: after the return it survives a crash."""
@@ -38,17 +39,26 @@ class Checkpoint:
 
     def write(self, round: int, theta: Vector) -> None:
         """Begin to write θ_t to the disk. Work done before `sync` shortens the wait of `sync`."""
-        file = self._files[round % len(self._files)]
-        write_over(file, theta.data.cast("B"))
-        begin_sync(file)
+        slot = round % self._slots
+        if slot not in self._files:
+            if len(self._files) == _MOST_OPEN:
+                os.close(self._files.pop(next(iter(self._files))))
+            path = self._slot_path(round)
+            is_new = not path.exists()
+            self._files[slot] = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            if is_new:
+                sync_folder(self._folder)
+        write_over(self._files[slot], theta.data.cast("B"))
+        begin_sync(self._files[slot])
 
     def sync(self, round: int) -> None:
         """Make θ_t durable: after the return it survives a crash."""
-        sync_data(self._files[round % len(self._files)])
+        sync_data(self._files[round % self._slots])
 
     def load(self, round: int, model_digest: str) -> Vector | None:
         """θ_t, (d,) float32. None if its slot does not hold it, because it was torn or overwritten."""
-        theta: Vector = np.fromfile(self._paths[round % len(self._paths)], "<f4")
+        path = self._slot_path(round)
+        theta: Vector = np.fromfile(path, "<f4") if path.exists() else np.empty(0, "<f4")
         return theta if digest(theta) == model_digest else None
 
     def keep(self, round: int, theta: Vector, optimizer_state: Vector | None) -> None:
@@ -82,8 +92,11 @@ class Checkpoint:
 
     def close(self) -> None:
         """Close the slots' files."""
-        for file in self._files:
+        for file in self._files.values():
             os.close(file)
+
+    def _slot_path(self, round: int) -> Path:
+        return self._folder / f"slot-{round % self._slots}.f32"
 
     def _kept_path(self, round: int) -> Path:
         return self._folder / f"round-{round:08}.f32"
