@@ -375,4 +375,4 @@ def test_simulations_without_privacy_have_no_epsilon(tmp_path: Path, drawn: list
     steps = small({"privacy.enabled": False, **ours})
     several = simulations.run_simulations(steps, ["pause", "random"], 1, 5, tmp_path / "steps")
     assert next(simulations.in_words(several)).startswith("pause: elapsed time (s) ")
-    assert [axes.get_ylabel() for axes in drawn[-1].axes] == ["elapsed time (s)"]
+    assert [(axes.get_xlabel(), axes.get_ylabel()) for axes in drawn[-1].axes] == [("step", "elapsed time (s)")]

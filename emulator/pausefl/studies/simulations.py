@@ -98,7 +98,7 @@ def run_simulations(
     }
     write_durably(folder / "simulations.json", json.dumps(summary, indent=2) + "\n")
     _write_table(folder / "simulations.csv", [each for found in summaries.values() for each in found])
-    write_picture(folder / "simulations", lambda: draw_simulations(curves, unit, _time_of(summary), _notes(summary)))
+    write_picture(folder / "simulations", lambda: draw_simulations(curves, summary, _notes(summary)))
     return summary
 
 
@@ -117,7 +117,8 @@ def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
         yield from outputs.in_words(summary)
         return
     policies, epsilon = summary["policies"], EPSILON_LABELS.get(summary["privacy_unit"], "ε")
-    labels = {name: text.format(epsilon=epsilon, time=_time_of(summary)) for name, text in _SUMMED.items()}
+    time = TIME_LABELS[time_axis([summary])]
+    labels = {name: text.format(epsilon=epsilon, time=time) for name, text in _SUMMED.items()}
     for policy, found in policies.items():
         told = (f"{labels[name]} {_spread_in_words(spread)}" for name, spread in found.items())
         yield f"{policy}: {', '.join(told)}"
@@ -137,10 +138,6 @@ def _answers(summaries: Mapping[str, Sequence[Mapping[str, Any]]], baseline: str
         if saved := Spread.of(shares_saved(totals_s[policy], totals_s[baseline])):
             yield saving_in_words(policy, baseline, saved)
     yield "this is of drawn latencies alone: no network, training or accuracy was measured (pausefl compare does)"
-
-
-def _time_of(summary: Mapping[str, Any]) -> str:
-    return TIME_LABELS[time_axis([summary])]
 
 
 def _notes(summary: Mapping[str, Any]) -> list[str]:

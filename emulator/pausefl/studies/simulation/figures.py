@@ -4,12 +4,14 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pausefl.results.reading import EPSILON_LABELS
+from pausefl.results.in_words import turn
+from pausefl.results.reading import EPSILON_LABELS, TIME_LABELS, time_axis
 from pausefl.results.report.comparison.figure import draw_band, draw_budget, legend_above, seeds_note
 from pausefl.results.report.style import (
     MUTED,
@@ -24,7 +26,6 @@ from pausefl.results.report.style import (
 from pausefl.studies.simulation.curves import NO_REGRET, ROUNDING, SimulationResult, growth_fits, recorded_rounds
 from pausefl.studies.simulation.newcomers import NewcomerResult
 from pausefl_proto.arrays import FloatArray, IntArray
-from pausefl_proto.privacy_unit import PrivacyUnit
 
 SimulatedCurves = Mapping[str, FloatArray]
 """The columns of one simulation by name, including "round"."""
@@ -46,21 +47,21 @@ _GREEK = {"delta": "δ", "tau": "τ", "mu": "μ"}
 
 
 def draw_simulation(
-    result: SimulationResult, bounds: Mapping[str, FloatArray], unit: PrivacyUnit, budget: float | None, time: str
+    result: SimulationResult, bounds: Mapping[str, FloatArray], budget: float | None, summary: Mapping[str, Any]
 ) -> Figure:
     """A figure with a panel for each result of the simulation. A note below says why regret or a bound is missing.
 
-    `bounds` is bound (17) by reading of δ. `budget` is each client's budget in `unit`; None without privacy.
-    `time` names the time that passed.
+    `bounds` is bound (17) by reading of δ. `budget` is each client's budget; None without privacy.
+    `summary` has its unit, and says whether rounds or steps were simulated.
     """
     panels: list[Callable[[Axes], None]] = []
     if has_regret := bool(np.isfinite(result.genie_regret).any()):
         panels.append(partial(_draw_regret, result=result))
     if has_regret and bounds:
         panels.append(partial(_draw_bounds, result=result, bounds=bounds))
-    panels.append(partial(_draw_latency, result=result, time=time))
+    panels.append(partial(_draw_latency, result=result, summary=summary))
     if budget is not None:
-        panels.append(partial(_draw_leakage, result=result, label=EPSILON_LABELS[unit], budget=budget))
+        panels.append(partial(_draw_leakage, result=result, budget=budget, summary=summary))
     n, rows = len(panels), len(panels) // 2 + 1
     figure = Figure(figsize=(10.4, 3.6 * rows), layout="constrained")
     grid = figure.add_gridspec(rows, 2)
@@ -124,25 +125,28 @@ def _legend_below(axes: Axes) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.17), borderaxespad=0, handlelength=3.2)
 
 
-def _draw_latency(axes: Axes, result: SimulationResult, time: str) -> None:
+def _draw_latency(axes: Axes, result: SimulationResult, summary: Mapping[str, Any]) -> None:
     axes.plot(result.round, result.total_latency_s, color=SERIES[0].light)
-    axes.set(title=capitalised(time), xlabel="round", ylabel=f"{time} (s)", xlim=(0, None), ylim=(0, None))
+    time, of = TIME_LABELS[time_axis([summary])], turn(summary)
+    axes.set(title=capitalised(time), xlabel=of, ylabel=f"{time} (s)", xlim=(0, None), ylim=(0, None))
 
 
-def _draw_leakage(axes: Axes, result: SimulationResult, label: str, budget: float) -> None:
+def _draw_leakage(axes: Axes, result: SimulationResult, budget: float, summary: Mapping[str, Any]) -> None:
     axes.plot(result.round, result.max_epsilon_spent, color=SERIES[0].light)
     draw_budget(axes, budget)
-    axes.set(title="Greatest leakage of a client", xlabel="round", ylabel=label)
+    label = EPSILON_LABELS[summary["privacy_unit"]]
+    axes.set(title="Greatest leakage of a client", xlabel=turn(summary), ylabel=label)
 
 
 def draw_simulations(
-    curves: Mapping[str, Sequence[SimulatedCurves]], unit: PrivacyUnit | None, time: str, notes: Sequence[str] = ()
+    curves: Mapping[str, Sequence[SimulatedCurves]], summary: Mapping[str, Any], notes: Sequence[str] = ()
 ) -> Figure:
     """A figure with a panel for each column that some policy has values of; `curves` holds one per seed, by policy.
 
-    `unit` is the privacy unit; None without privacy: then no leakage is drawn. `time` names the time that passed.
-    `notes` are lines below the panels.
+    `summary` has the privacy unit, None without privacy (then no leakage is drawn), and says whether rounds or steps
+    were simulated. `notes` are lines below the panels.
     """
+    unit, time = summary["privacy_unit"], TIME_LABELS[time_axis([summary])]
     leakage = {"max_epsilon_spent": ("Greatest leakage", EPSILON_LABELS[unit])} if unit else {}
     panels = {**_SIDE_BY_SIDE, "total_latency_s": (capitalised(time), f"{time} (s)"), **leakage}
     names = [name for name in panels if any(_is_known(of_policy, name) for of_policy in curves.values())]
@@ -153,7 +157,7 @@ def draw_simulations(
         for policy, of_policy in curves.items():
             if _is_known(of_policy, name):
                 draw_band(axes, [(each["round"], each[name]) for each in of_policy], looks[policy], policy)
-        axes.set(title=panels[name][0], xlabel="round", ylabel=panels[name][1])
+        axes.set(title=panels[name][0], xlabel=turn(summary), ylabel=panels[name][1])
     legend_above(figure)
     n_seeds = max(map(len, curves.values()))
     lines = (textwrap.fill(note, 130) for note in (seeds_note(n_seeds, "band"), *notes))

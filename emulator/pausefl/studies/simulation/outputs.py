@@ -118,8 +118,7 @@ def _findings(
     }
     budget = setting.server.budget.epsilon_budget if setting.server.budget else None
     summary = _summary(experiment, setting, result, rounds, genie, bounds)
-    time = TIME_LABELS[time_axis([summary])]
-    return summary, tables, partial(draw_simulation, result, bounds, experiment.privacy.unit, budget, time)
+    return summary, tables, partial(draw_simulation, result, bounds, budget, summary)
 
 
 def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
