@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import pausefl
-from pausefl.experiment.delay_laws import SampledDelay
 from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.groups import behaviours_of
 from pausefl.experiment.population.behaviours import BehaviourChain
@@ -214,20 +213,6 @@ def test_every_server_optimizer_repeats_and_changes_nothing(folder: Path) -> Non
         assert np.array_equal(kept[1], state)
         model = GlobalModel.start(theta, optimizer).updated(UPDATES, WEIGHTS, Aggregation(), optimizer)
         assert not np.array_equal(model.theta, theta)
-
-
-def test_a_law_of_ones_own_needs_its_draws_alone() -> None:
-    class Uniform(SampledDelay):
-        def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> np.ndarray:
-            assert first_round >= 1
-            return rng.uniform(0.1, 0.3, n)
-
-    law = Uniform()
-    assert law.mean_s == pytest.approx(0.2, abs=0.002)
-    assert law.mean_inverse == pytest.approx(np.log(3) / 0.2, rel=0.01)
-    assert law.minimum_s == 0
-    with pytest.raises(TypeError, match=r"abstract method.* .?sample"):
-        SampledDelay()  # type: ignore[abstract]  # what the test is about
 
 
 def test_objects_are_held_by_name_and_fields(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

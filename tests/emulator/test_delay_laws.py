@@ -116,9 +116,17 @@ def test_what_is_known_of_rewards_clamps_them_at_tau_min(law: Delay, tau_min_s: 
     assert inverses["a"] == pytest.approx((1 / np.maximum(draws(law), tau_min_s)).mean(), rel=0.01)
 
 
+class Alternating(SampledDelay):
+    """A law of a user's own, which has its draws alone."""
+
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> Any:
+        return np.where(np.arange(first_round, first_round + n) % 2, 0.1, 0.4)
+
+
 @pytest.mark.parametrize(
     ("law", "mean_s", "mean_inverse"),
     [
+        (Alternating(), 0.25, 6.25),
         (Constant(0.2), 0.2, 5.0),
         (NoDelay(), 0.0, math.inf),
         (Normal(0.2, 0.0), 0.2, 5.0),

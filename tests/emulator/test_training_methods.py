@@ -144,6 +144,9 @@ def made(kind: str) -> TrainingMethod:
 
 def test_registry_and_methods_agree_on_control_variates_and_an_experiment_names_its_method() -> None:
     assert {kind for kind in METHODS if made(kind).has_control} == WITH_CONTROL
+    own = parse_experiment("[workload]\ntraining = 'pausefl_client.training.methods.scaffold:Scaffold'").workload
+    with pytest.raises(ConfigError, match=r"^workload.training: Scaffold.has_control must be False; .* \"scaffold\""):
+        method_of(own)
     experiment = parse_experiment(f'[workload]\ntraining = {{ kind = "{__name__}:Named", mu = 0.3 }}')
     first, second = method_of(experiment.workload), method_of(experiment.workload)
     assert isinstance(first, Named)

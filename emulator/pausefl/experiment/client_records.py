@@ -1,5 +1,6 @@
 """Builds the client's records from an experiment: budget, mechanism, training method, data. Each is checked at once."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,9 @@ def with_statistics(workload: Workload, privacy: PrivacyTable) -> Workload:
 def method_of(workload: Workload) -> "TrainingMethod":
     """A new training method, for one client. Raises ConfigError for a bad one. Imports torch."""
     method: TrainingMethod = read_kind(TRAINING_METHODS, _method_table(workload), "workload.training")
+    if method.has_control and not has_control(workload):
+        due = f"must be False; a control variate goes with the name {' or '.join(map(json.dumps, WITH_CONTROL))} alone"
+        raise ConfigError(f"workload.training: {type(method).__name__}.has_control {due}")
     return method
 
 
