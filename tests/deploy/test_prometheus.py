@@ -221,11 +221,8 @@ def test_numbers_and_tables_are_of_the_range_chosen_and_never_made_up() -> None:
     for place, expr in instant.items():
         assert "vector(0)" not in expr
         assert "[$__range]" in expr or place in OF_NOW, place
-
-
-def test_no_median_is_read_off_buckets_that_begin_above_most_values() -> None:
-    small = re.compile(r"histogram_quantile\(0\.5, .*pausefl_(selection|timing_error)_seconds_bucket")
-    assert [place for place, expr in expressions(instant=False).items() if small.match(expr)] == []
+    small = r"histogram_quantile\(0\.5, .*pausefl_(selection|timing_error)_seconds_bucket"
+    assert not re.search(small, "\n".join(expressions(instant=False).values())), "most are below the first bucket"
 
 
 def rates() -> list[Any]:
