@@ -4,8 +4,10 @@ import asyncio
 import hashlib
 import json
 import math
+import multiprocessing
 import re
 import signal
+import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -30,7 +32,7 @@ from pausefl.runtime.standing_fleet import StandingFleet
 from pausefl.studies.campaign import Planned
 from pausefl.studies.playing import _place_on_a_fleet
 from pausefl_client.privacy.ledger import verified_spend
-from pausefl_process.events import MetricsServed, ProgressEvent, SpentInAllRuns
+from pausefl_process.events import Failed, MetricsServed, Notice, ProgressEvent, SpentInAllRuns
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
 from pausefl_server.rounds.admission import Admission
@@ -321,6 +323,21 @@ def test_a_task_that_cannot_take_part_says_why(
     (tmp_path / "clients-1-of-1").mkdir()
     where = synthetic(tmp_path, clients=4), "--shared", tmp_path, "--set=clients.connect_timeout_s=0.1"
     assert said in complaint(capsys, "allocation", *where, *options)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork beside threads
+def test_a_task_hears_its_clients_to_the_end_however_much_they_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(name: str, _: object, *arguments: Any, needs_torch: bool) -> Any:
+        said = [*([Notice("a reason" * 99)] * 99), Failed(f"torch = {needs_torch}", True)]
+        return multiprocessing.get_context("fork").Process(target=lambda: [*map(arguments[-1].send, said)], name=name)
+
+    monkeypatch.setattr("pausefl.runtime.forks.forked_client", refusing)
+    with socket.create_server(("127.0.0.1", 0)) as serving:
+        (tmp_path / "server-0-0-0").write_text("127.0.0.1:{1}".format(*serving.getsockname()), "utf-8")
+        task = "allocation", synthetic(tmp_path), "--shared", tmp_path, "--rank=1", "--ranks=2"
+        assert complaint(capsys, *task) == "pausefl-client-000: torch = False"
 
 
 def test_a_client_ends_where_its_server_ended_before_it_listened(

@@ -10,7 +10,9 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
 from pausefl.cli.option_values import experiment_of
 from pausefl.experiment.experiment import Experiment
@@ -98,7 +100,7 @@ def _take_part(experiment: Experiment, notice: Path, rank: int, tasks: int) -> N
     from pausefl.runtime.client.plan import client_plan
     from pausefl.runtime.client.process import run_client_process
     from pausefl.runtime.forks import forked_client
-    from pausefl.runtime.processes.lifetime import start
+    from pausefl.runtime.processes.lifetime import said_on, start
     from pausefl.runtime.processes.log_file import how_it_ended
 
     address = _server_at(notice, experiment.clients.connect_timeout_s)
@@ -109,27 +111,32 @@ def _take_part(experiment: Experiment, notice: Path, rank: int, tasks: int) -> N
     needs_torch = plan.training.workload.model != "synthetic"
     folder = notice.parent / f"clients-{rank}-of-{tasks}"
     folder.mkdir(exist_ok=True)
-    ours, theirs = multiprocessing.Pipe(duplex=False)  # for all processes: each says little
-    running = []
+    running, lines = [], dict[Any, str]()
+    refusals = list[tuple[str, Failed]]()
     try:
         for number, client_ids in enumerate(processes_of(links, experiment.per_process_of(len(links)))):
             name, own = f"pausefl-{client_ids[0]}", replace(plan, process=number)
+            ours, theirs = multiprocessing.Pipe(duplex=False)
             # The folder is shared, but ledgers are held exclusively: locks are enough.
             arguments = own, client_ids, address, folder, theirs
             process = forked_client(name, run_client_process, *arguments, needs_torch=needs_torch)
             start(process)
+            theirs.close()
             running.append(process)
+            lines[ours] = name
+        while lines:  # a process that says much would wait for ever if it were not heard
+            said = said_on(wait(lines), lines)
+            refusals += ((name, event) for name, event in said if isinstance(event, Failed))
         for process in running:
             process.join()
     finally:
         for process in running:
             process.kill()
             process.join()
-    while ours.poll():
-        if isinstance(event := ours.recv(), Failed):
-            raise (ConfigError if event.bad_input else PauseflError)(event.message)
-    if failed := next((process for process in running if process.exitcode), None):
-        raise PauseflError(f"{failed.name} ended{how_it_ended(failed.exitcode, folder / 'clients.log')}")
+    for name, failed in refusals:
+        raise (ConfigError if failed.bad_input else PauseflError)(f"{name}: {failed.message}")
+    if ended := next((process for process in running if process.exitcode), None):
+        raise PauseflError(f"{ended.name} ended{how_it_ended(ended.exitcode, folder / 'clients.log')}")
 
 
 def _server_at(notice: Path, patience_s: float) -> str:

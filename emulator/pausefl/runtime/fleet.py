@@ -19,7 +19,7 @@ from pausefl.runtime.client.failures import sparing_repeats
 from pausefl.runtime.forks import client_imports, forked_client, forked_run, spawned
 from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.plan import ProcessPlan, RunPlan
-from pausefl.runtime.processes.lifetime import begin_to_import, start
+from pausefl.runtime.processes.lifetime import begin_to_import, said_on, start
 from pausefl.runtime.processes.log_file import how_it_ended
 from pausefl.runtime.processes.logs import add_warning
 from pausefl.runtime.processes.resources import allow_many_files
@@ -243,25 +243,14 @@ class Fleet:
 
     def _hear(self, lines: "Iterable[Connection[Any, Any]]", report: Report) -> None:
         """Act on all that client processes have said on these lines by now."""
-        for line in [*lines]:
-            while (event := self._said_on(line)) is not None:
-                match event:
-                    case MetricsServed():
-                        self._targets.add(self._lines[line], event)
-                    case Failed():
-                        self._failures[self._lines[line]] = event
-                    case _:
-                        report(event)
-
-    def _said_on(self, line: "Connection[Any, Any]") -> ProgressEvent | None:
-        """The next event on a client process's line; None if there is none by now, or the process has ended."""
-        try:
-            event: ProgressEvent | None = line.recv() if line.poll() else None
-        except (EOFError, OSError):  # `_on_exit` reports it
-            line.close()
-            self._lines.pop(line, None)
-            return None
-        return event
+        for name, event in said_on(lines, self._lines):
+            match event:
+                case MetricsServed():
+                    self._targets.add(name, event)
+                case Failed():
+                    self._failures[name] = event
+                case _:
+                    report(event)
 
     def _is_late(self) -> bool:
         """Whether the run was asked to end, and the server should have done so by now."""

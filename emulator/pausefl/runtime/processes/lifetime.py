@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.context import ForkServerProcess
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from pausefl.runtime.processes.environment import added_to_environment
 from pausefl.runtime.processes.forking import ForkedProcess, begin_fork_server, forget_fork_server
+from pausefl_process.events import ProgressEvent
 from pausefl_proto.errors import PauseflError
 
 Result = TypeVar("Result")
@@ -56,6 +57,21 @@ def start(process: BaseProcess) -> None:
                     process.start()
         finally:
             main.__dict__.update(hidden)
+
+
+def said_on(lines: Iterable[Any], names: dict[Any, str]) -> Iterator[tuple[str, ProgressEvent]]:
+    """Yield all events that processes have sent on these lines by now, each with the line's name in `names`.
+
+    The line of a process that has ended is closed, and removed from `names`.
+    """
+    for line in [*lines]:
+        try:
+            while line.poll():
+                event: ProgressEvent = line.recv()
+                yield names[line], event
+        except (EOFError, OSError):
+            line.close()
+            names.pop(line, None)
 
 
 def in_children(
