@@ -237,7 +237,7 @@ def test_what_cannot_travel_is_refused_in_one_line_that_says_what_to_do(tmp_path
 
     for value, message in (
         (locked, r"workload\.model = locked: cannot be carried by value \(TypeError: cannot pickle"),
-        (object(), "object: other processes cannot be given it; give its class or a function"),
+        ({object()}, "object: other processes cannot be given it; give its class or a function"),
         (np.zeros(10**5), "^workload.model = ndarray object: other processes cannot be given it"),
         ({"kind": "x" * 999}, r"^workload.model = .{,110}: must be a valid string$"),
         ("__main__:net", "workload.model = __main__:net: is no class and no function of this script or notebook"),

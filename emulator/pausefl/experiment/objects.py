@@ -46,9 +46,12 @@ def as_toml(value: Any, key: str) -> Any:
 
     Every process of a run imports these names. Raises ConfigError, which begins with `key`, for any other object.
     """
-    is_data = isinstance(value, np.ndarray) and value.size > _MOST_VALUES
-    if isinstance(value, np.generic | np.ndarray | Path | Enum | set | frozenset) and not is_data:
-        value = plain(value)
+    if isinstance(value, np.generic | np.ndarray) and value.size <= _MOST_VALUES:
+        value = value.tolist()
+    elif isinstance(value, Path | Enum):
+        value = str(value) if isinstance(value, Path) else value.value
+    elif isinstance(value, set | frozenset):
+        value = sorted(as_toml(part, key) for part in value)
     if isinstance(value, type | FunctionType):
         return _name_of(value, key)
     if is_dataclass(value) and not isinstance(value, type):
