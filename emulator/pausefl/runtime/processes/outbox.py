@@ -130,7 +130,8 @@ class Outbox(Generic[Item]):
 
     def take_error(self) -> BaseException | None:
         """The error, told once, of the item that could not be passed on."""
-        error, self._error = self._error, None
+        if (error := self._error) is not None:  # one that comes meanwhile stays
+            self._error = None
         return error
 
     def raise_error(self) -> None:
