@@ -187,16 +187,21 @@ async def test_a_refused_client_tries_again_while_others_may_yet_be_welcomed(
         await asyncio.gather(*(_run_session(client_id, sessions, out, told, waits) for client_id in "ab"))
 
 
-TRAINS_NICELY = """
-import os, threading
-from pausefl.runtime.client.process import be_nice
-from pausefl_client.training.trainer_pool import TrainerPool
+TRAINS_NICELY = f"""
+import asyncio, os, threading
+from pausefl.experiment.experiment import parse_experiment
+from pausefl.runtime.client import process
+from pausefl.runtime.client.plan import client_plan
 
+plan = client_plan(parse_experiment('''{TWO}train_s = 0.1'''))
 niceness = os.nice(15)
 if os.getuid() == 0:
     os.setuid(65534)  # root may lower a niceness
-with TrainerPool(1, be_nice) as pool:
-    print(pool.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result() == niceness)
+async def train(plan, client_ids, ledgers, platform, *_):
+    with platform.executor as pool:
+        print(pool.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result() == niceness)
+process.run_clients = train
+asyncio.run(process.play_over_grpc(plan, [], "", None, None))
 """
 
 

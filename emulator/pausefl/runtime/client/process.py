@@ -148,7 +148,7 @@ async def play_over_grpc(
     refused: dict[str, str] | None = None,
 ) -> None:
     """Run these clients over gRPC. `page` and `refused` may outlive the run. See `run_clients`, `ClientPlatform`."""
-    executor = None if takes_no_time(plan) else TrainerPool(plan.training.trainers, be_nice)
+    executor = None if takes_no_time(plan) else TrainerPool(plan.training.trainers, _be_nice)
     connect = partial(connect_over_grpc, plan.connection, address)
     platform = ClientPlatform(connect, executor, refused={} if refused is None else refused)
     await run_clients(plan, client_ids, ledgers, platform, rounds, page)
@@ -342,7 +342,7 @@ def takes_no_time(plan: ClientPlan) -> bool:
     return is_idle and is_honest and workload.model_bytes <= MAX_FRAME_BYTES
 
 
-def be_nice() -> None:
+def _be_nice() -> None:
     """Lower this thread's priority. Never raise it: only root may, and a pool whose initializer fails is broken."""
     if sys.platform == "linux":
         niceness = max(_TRAINER_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
