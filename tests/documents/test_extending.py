@@ -320,5 +320,6 @@ def test_a_policy_that_is_named_alone_comes_under_contract_and_into_the_referenc
 
 def printed_in(checkout: Path, *arguments: str) -> str:
     """The output of a Python command that uses the packages of that checkout."""
-    packages = [str(checkout / package) for package in ("proto", "process", "server", "client", "emulator")]
-    return python(*arguments, cwd=checkout, PYTHONPATH=os.pathsep.join(packages))
+    packages = [checkout / name for name in ("proto", "process", "server", "client", "emulator")]
+    path = os.pathsep.join(map(str, [*packages, *checkout.glob("plugins/*")]))
+    return python(*arguments, cwd=checkout, PYTHONPATH=path)
