@@ -100,10 +100,8 @@ def check_names(workload: Workload) -> None:
     if workload.model == "synthetic":
         return
     MODELS.check_name(workload.model, "workload.model")
-    if isinstance(training, str):
-        TRAINING_METHODS.check_name(training, "workload.training")
-    else:
-        TRAINING_METHODS.check_name(str(training.get("kind", "")), "workload.training.kind")
+    key = "workload.training" if isinstance(training, str) else "workload.training.kind"
+    TRAINING_METHODS.check_name(method_name(workload), key)
 
 
 def partitioner_of(workload: Workload) -> Partitioner:
