@@ -188,7 +188,9 @@ def test_an_interrupted_run_elsewhere_comes_back_and_goes_on(tmp_path: Path, mon
     assert pausefl.open(tmp_path / "run").summary["rounds"] == 400
 
 
-def test_neither_signal_nor_disk_loses_a_run_brought_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_signal_nor_kill_nor_disk_loses_a_run_brought_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begin(tmp_path, Plan("sweep", "", {}))
     rename = Path.rename
 
@@ -209,11 +211,13 @@ def test_neither_signal_nor_disk_loses_a_run_brought_back(tmp_path: Path, monkey
         patched.setattr(Path, "rename", impatient)
         outcome = Job(experiment().to_toml(), tmp_path, "run", is_elsewhere=True)()
     assert isinstance(outcome, RunInterrupted)
-    assert (tmp_path / "run/played").exists()
     (tmp_path / SHARED_STEPS).write_text("steps")
+    (tmp_path / ".run-of_other/old").mkdir(parents=True)
+    (tmp_path / "run").rename(tmp_path / ".run-of_other/new")  # it was killed before its last step
     for name in ("run", "runs/of-a-search"):
         with on_own_disk(tmp_path / name) as run_dir:
             assert (run_dir.parent / SHARED_STEPS).read_text() == "steps", "all runs train equally long"
+    assert (tmp_path / "run/played").exists()
 
     def fill() -> None:
         patched.setattr(Path, "rename", lambda *_: os.truncate(tmp_path / "none", 0))

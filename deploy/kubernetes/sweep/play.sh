@@ -8,7 +8,7 @@ name=${line%% *} own=${TMPDIR:-/tmp}/run
 [ -n "$name" ] || { echo "$1: has no line for number $JOB_COMPLETION_INDEX" >&2; exit 2; }
 new=$kept/.$name.new old=$kept/.$name.old
 # The last pod may have been killed while it brought the run back.
-[ -e "$kept/$name" ] || [ ! -e "$old" ] || mv "$old" "$kept/$name" || exit
+[ -e "$kept/$name" ] || [ ! -e "$old" ] || mv "$new" "$kept/$name" || exit
 if [ -e "$kept/$name/run.db" ]; then
     cp -r "$kept/$name" "$own" || exit
     set -- --resume "$own"

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from threading import Event
 
@@ -73,6 +74,10 @@ def on_own_disk(kept: Path) -> Iterator[Path]:
     SQLite's log and locks need a local disk: network file systems have no shared memory, and few locks. PauseflError if
     the copy cannot be brought back; it then stays on this machine.
     """
+    for beside in kept.parent.glob(f".{escape(kept.name)}-????????"):
+        if (beside / "old").exists() and not kept.exists():  # a job was killed in the last step of `_bring_back`
+            (beside / "new").rename(kept)
+            shutil.rmtree(beside)
     was_finished = is_finished(kept)
     with tempfile.TemporaryDirectory(prefix="pausefl-") as own:
         run_dir = Path(own) / kept.name
