@@ -70,7 +70,7 @@ class LatencyFit:
             counted = "1 latency" if measured == 1 else f"{measured} latencies"
             counted += f", median {np.median(latencies.seconds):.3g} s" if measured else ""
             more = f", {bounds} lower bound{'s' if bounds > 1 else ''}" if bounds else ""
-            missed = f", {latencies.missed} missed jobs left out" if latencies.missed else ""
+            missed = f", missed jobs left out: {latencies.missed}" if latencies.missed else ""
             doubt = ": few of its exchanges were waited for, so its law is uncertain" if bounds > measured else ""
             yield f"{who}: {fitted.table['kind']} ({fitted.why}; {counted}{more}{missed}){doubt}"
 
