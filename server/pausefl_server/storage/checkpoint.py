@@ -31,6 +31,7 @@ class Checkpoint:
         self._folder = folder
         self._slots = slots
         self._files: dict[int, int] = {}  # of the slots opened last
+        sync_folder(folder)  # of slots that a process made and was killed
 
     def save(self, round: int, theta: Vector) -> None:
         """Write θ_t durably: after the return it survives a crash."""
