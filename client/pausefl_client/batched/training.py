@@ -150,10 +150,7 @@ def _losses(task: LearningTask, outputs: torch.Tensor, targets: torch.Tensor, si
 
 
 class RoundBatches:
-    """Each learner's batches in each step of a round, drawn as if it trained alone; learners with most steps first.
-
-    One tensor holds the batches of all learners for several steps.
-    """
+    """Each learner's batches in each step of a round, drawn as if it trained alone; learners with most steps first."""
 
     def __init__(self, learners: Sequence[TorchTrainer], round: int) -> None:
         self.size = max(min(learner.settings.batch_size, learner.n_examples) for learner in learners)
@@ -171,6 +168,7 @@ class RoundBatches:
         self._targets[self._is_left_over] = -1
         of_step = len(learners) * self.size * inputs[:1].nbytes
         self._at_once = min(dealt.shape[1], max(1, gathered_bytes(device) // of_step))
+        # One tensor holds the batches of all learners for several steps.
         self._inputs = inputs.new_empty((len(learners), self._at_once, self.size, *inputs.shape[1:]))
         self._normalised = torch.empty_like(self._inputs[:, 0], dtype=torch.float32)
 
