@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import gc
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,45 +61,23 @@ async def test_a_server_of_another_protocol_version_is_left() -> None:
 
 
 async def test_damage_found_after_the_stream_has_ended_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
-    executor = LaterExecutor()
-    async with welcomed(executor=executor) as (rig, stream):
-        stream.give(damaged_model(rig))
-        await executor.submitted.wait()
-        stream.give(None)
-        again = await rig.server.welcome()
-        executor.run_all()
-        executor.is_late = False
-        assert (await again.ask(rig.model))[0].status == pb.STATUS_OK
-        gc.collect()
+    submitted, may_run = threading.Event(), threading.Event()
+
+    def hold_back() -> None:
+        submitted.set()
+        assert may_run.wait(20)
+
+    with ThreadPoolExecutor(1, initializer=hold_back) as executor:
+        async with welcomed(executor=executor) as (rig, stream):
+            stream.give(damaged_model(rig))
+            assert await asyncio.to_thread(submitted.wait, 20)
+            stream.give(None)
+            again = await rig.server.welcome()
+            may_run.set()
+            await asyncio.to_thread(executor.submit(lambda: None).result, 20)  # now the damage is found
+            assert (await again.ask(rig.model))[0].status == pb.STATUS_OK
+            gc.collect()
     assert not [record for record in caplog.records if "never retrieved" in record.message]
-
-
-class LaterExecutor(Executor):
-    """Runs work only when told to while `is_late`; at once afterwards."""
-
-    def __init__(self) -> None:
-        self.submitted = asyncio.Event()
-        self.is_late = True
-        self._work: list[Callable[[], None]] = []
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        future: Future[Any] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except Exception as error:
-                future.set_exception(error)
-
-        self._work.append(run)
-        self.submitted.set()
-        if not self.is_late:
-            self.run_all()
-        return future
-
-    def run_all(self) -> None:
-        while self._work:
-            self._work.pop(0)()
 
 
 MESSAGES = {
@@ -263,16 +242,14 @@ def is_short_and_clean(text: str, longest: int = 200) -> bool:
 
 
 async def test_a_reason_for_giving_no_update_is_cut() -> None:
-    async with ClientActorRig().running() as rig:
-        await rig.dispatch()
+    async with ClientActorRig().at_work() as rig:
         rig.say(result=pb.Result(round=1, attempt=1, status=pb.STATUS_FAILED, reason="\x1b[2J out of memory" * 50_000))
         assert is_short_and_clean((await rig.refused()).reason)
 
 
 @pytest.mark.parametrize("statistics", [{f"label_{i}": 1.0 for i in range(2000)}, {"x" * 100_000: 1.0}])
 async def test_more_statistics_than_a_data_set_has_labels_are_rejected(statistics: dict[str, float]) -> None:
-    async with ClientActorRig().running() as rig:
-        await rig.dispatch()
+    async with ClientActorRig().at_work() as rig:
         rig.stream.give(upload(vector(5), statistics=statistics)[0])
         assert "reports statistics" in (await rig.refused()).reason
 

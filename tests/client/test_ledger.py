@@ -70,15 +70,9 @@ def copied(path: Path, folder: Path, *, alone: bool = False) -> Path:
 
 
 def rows(path: Path, sql: str) -> list[tuple[object, ...]]:
-    """Query a closed ledger."""
-    with closing(sqlite3.connect(path)) as database:
-        return database.execute(sql).fetchall()
-
-
-def execute(path: Path, sql: str) -> None:
-    """Change a closed ledger."""
+    """Query or change a closed ledger."""
     with closing(sqlite3.connect(path)) as database, database:
-        database.execute(sql)
+        return database.execute(sql).fetchall()
 
 
 @pytest.fixture
@@ -176,7 +170,7 @@ def test_the_floor_and_the_end_of_the_budget_refuse(path: Path) -> None:
 )
 def test_an_altered_ledger_is_refused(path: Path, tampering: str) -> None:
     played(path, 3).close()
-    execute(path, tampering)
+    rows(path, tampering)
     assert_refused(path, r"release \d does not fit the hash chain; it was altered")
 
 
@@ -193,7 +187,7 @@ def test_what_a_ledger_belongs_to_cannot_be_altered_either(
     path: Path, altered: str, budget: Budget, holder: dict[str, str]
 ) -> None:
     played(path, 30).close()
-    execute(path, altered)
+    rows(path, altered)
     with pytest.raises(LedgerError, match=r"a\.db: release 1 does not fit the hash chain; it was altered"):
         Ledger(path, budget, **(HOLDER | holder))
 

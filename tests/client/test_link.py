@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pausefl.runtime.virtual.event_loop import VirtualTimeLoop
+from pausefl.runtime.virtual.workers import Workers
 from pausefl_client.link import Delays, Link, TokenBucket, hold_until
 from rigs.clock import Clock
 
@@ -70,27 +72,9 @@ async def test_a_hold_is_hardly_late() -> None:
 T = TypeVar("T")
 
 
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose waits take no time: its clock jumps to the next timer, or by a tick if no timer is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._now_s = 1000.0
-        selector = self._selector  # type: ignore[attr-defined]  # mypy does not see it
-        really_select = selector.select
-
-        def select(timeout: float | None = None) -> Any:
-            self._now_s += max(timeout or 0.0, 1e-5)
-            return really_select(0)
-
-        selector.select = select
-
-    def time(self) -> float:
-        return self._now_s
-
-
 def play(story: Callable[[Callable[[], float]], Coroutine[Any, Any, T]]) -> T:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+    """What the story returns in virtual time, which stands still while a link spins."""
+    with Workers() as workers, asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(workers)) as runner:
         return runner.run(story(runner.get_loop().time))
 
 
@@ -108,11 +92,11 @@ def test_no_more_passes_than_burst_and_rate_allow(rate: float, burst: int, paylo
         at_s = last_s = due_s
 
 
-def one(down: int | None = None, up: int | None = None, burst: int = 1000) -> Link:
+def one(down: int | None = None, up: int | None = None) -> Link:
     def bucket(rate: int | None) -> tuple[TokenBucket, ...]:
-        return (TokenBucket(rate, burst),) if rate else ()
+        return (TokenBucket(rate, 1000),) if rate else ()
 
-    return Link(down=bucket(down), up=bucket(up))
+    return Link(down=bucket(down), up=bucket(up), spin_s=0.0)
 
 
 def test_a_payload_alone_takes_its_size_over_the_rate_and_then_the_delay() -> None:
@@ -147,7 +131,7 @@ def test_what_really_took_longer_than_the_bucket_waits_for_the_delay_alone() -> 
 async def came_after_s(size: int, clock: Callable[[], float], *buckets: TokenBucket) -> float:
     """How long a payload takes through these buckets, in seconds."""
     began_s = clock()
-    await Link(down=buckets).hold_model(Delays(), began_s, began_s, size, clock)
+    await Link(down=buckets, spin_s=0.0).hold_model(Delays(), began_s, began_s, size, clock)
     return clock() - began_s
 
 
@@ -182,7 +166,7 @@ def test_a_small_payload_need_not_wait_for_a_great_one_to_pass() -> None:
     async def story(clock: Callable[[], float]) -> tuple[float, float]:
         async def client(size: int) -> float:
             began_s = clock()
-            await Link(up=(bucket,)).hold_update(Delays(), began_s, began_s, size, clock)
+            await Link(up=(bucket,), spin_s=0.0).hold_update(Delays(), began_s, began_s, size, clock)
             return clock() - began_s
 
         great = asyncio.ensure_future(client(1_000_000))
@@ -197,7 +181,7 @@ def test_a_small_payload_need_not_wait_for_a_great_one_to_pass() -> None:
 @pytest.mark.parametrize(("work_s", "took_s"), [(0.2, 1.0), (0.8, 1.0), (3.0, 3.1)])
 def test_in_total_mode_an_exchange_takes_the_drawn_time_where_it_can(work_s: float, took_s: float) -> None:
     async def story(clock: Callable[[], float]) -> tuple[float, float, float]:
-        link, delays, first_s = Link(mode="total"), Delays(0.4, 0.6), clock()
+        link, delays, first_s = Link(mode="total", spin_s=0.0), Delays(0.4, 0.6), clock()
         await asyncio.sleep(0.1)  # the model is being received
         asked_down_s = await link.hold_model(delays, first_s, clock(), 1000, clock)
         await asyncio.sleep(work_s)

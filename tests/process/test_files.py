@@ -13,6 +13,7 @@ from pausefl.results.tables import write_csv
 from pausefl.runtime.processes.log_file import write_output_to
 from pausefl_process.files import locked, write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
+from rigs.command import python
 from rigs.waiting import wait_for
 
 SIZE = 2_000_000
@@ -91,9 +92,7 @@ def test_a_process_that_is_all_of_a_run_syncs_nothing(tmp_path: Path) -> None:
         "def write(): files.write_durably(Path(sys.argv[1]), b'data'); print(files.sqlite_synchronous())\n"
         "write(); files.skip_fsync(); write()"
     )
-    command = [sys.executable, "-c", program, str(tmp_path / "file")]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert said == ["synced", "synced", "FULL", "OFF"]
+    assert python("-c", program, str(tmp_path / "file")).split() == ["synced", "synced", "FULL", "OFF"]
 
 
 def test_a_full_disk_leaves_what_was_there(small_disk: Path) -> None:
@@ -162,9 +161,7 @@ for line in sys.stdin:
 
 def test_processes_that_share_a_log_rotate_it_together(tmp_path: Path) -> None:
     path = tmp_path / "clients.log"
-    command = [sys.executable, "-c", ROTATING, str(path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    writers = [subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
+    writers = [start(ROTATING, path) for _ in range(2)]
     for k in range(100):
         for name, writer in enumerate(writers):
             assert writer.stdin is not None
@@ -200,8 +197,7 @@ print("mine again", flush=True)
 
 def test_a_process_that_is_overtaken_while_it_waits_rotates_nothing(tmp_path: Path) -> None:
     path = tmp_path / "clients.log"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", OVERTAKEN, str(path)], env=environment, check=True, timeout=150)
+    python("-c", OVERTAKEN, str(path))
     assert path.with_name("clients.log.1").read_text() == "mine" * 500 + "\n"
     assert path.read_text() == "of another\n" * 200 + "mine again\n"
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -28,6 +28,7 @@ from pausefl.runtime.processes.environment import added_to_environment, environm
 from pausefl.runtime.processes.forking import ForkedProcess, forget_fork_server
 from pausefl.runtime.processes.lifetime import begin_to_import, start
 from pausefl_proto.errors import ConfigError, PauseflError
+from rigs.forked import tell_variable
 from rigs.waiting import wait_for
 
 
@@ -59,12 +60,8 @@ class KilledWhenAsked:
 def test_what_is_started_leaves_signals_to_all_processes_to_who_started_it(method: str) -> None:
     """Signals are blocked from the first instant: imports may take seconds before the process can set a handler."""
     context: Any = multiprocessing.get_context(method)
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=tell_masked, args=(theirs,))
     forkserver._forkserver._stop()  # type: ignore[attr-defined]  # the old server has inherited another signal mask
-    start(process)
-    assert ours.recv() == {signal.SIGINT, signal.SIGHUP, signal.SIGUSR2}
-    process.join()
+    assert told_by(context.Process, tell_masked) == {signal.SIGINT, signal.SIGHUP, signal.SIGUSR2}
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
 
 
@@ -124,13 +121,18 @@ def test_a_folder_too_long_for_a_socket_is_one_line(tmp_path: Path, monkeypatch:
 
 def test_forked_processes_draw_their_own_from_numpys_shared_generator() -> None:
     """A user's code may draw from it without a seed."""
-    assert len({told_by(tell_draw, ["numpy"]) for _ in range(2)}) == 2
+    assert len({told_by(forked("numpy"), tell_draw) for _ in range(2)}) == 2
 
 
-def told_by(tell: Callable[..., None], imports: Sequence[str]) -> Any:
-    """What `tell` sends from a forked process."""
+def forked(*imports: str) -> Callable[..., BaseProcess]:
+    """(target, args) -> a process of the fork server, which imports these modules."""
+    return lambda target, args: ForkedProcess("telling", imports, target, args)
+
+
+def told_by(make: Callable[..., BaseProcess], tell: Callable[..., None], *arguments: object) -> Any:
+    """What `tell` sends from a process that `make` makes."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    process = ForkedProcess("telling", imports, tell, [theirs])
+    process = make(target=tell, args=(theirs, *arguments))
     start(process)
     theirs.close()
     told = ours.recv()
@@ -140,7 +142,7 @@ def told_by(tell: Callable[..., None], imports: Sequence[str]) -> Any:
 
 def told_after(imports: list[str]) -> list[int]:
     """The signals that a forked process blocks, apart from those that are sent to all processes."""
-    return sorted(told_by(tell_masked, imports) - {signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
+    return sorted(told_by(forked(*imports), tell_masked) - {signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
 
 
 def tell_forked(told: "Connection[Any, Any]") -> None:
@@ -243,18 +245,7 @@ def test_what_is_added_is_gone_after_the_block(monkeypatch: pytest.MonkeyPatch) 
     assert (os.environ["BEFORE"], os.environ.get("NEW")) == ("before", None)
 
 
-def _tell(found: "Connection[str, str]") -> None:
-    found.send(os.environ.get("GRPC_EXPERIMENTS", ""))
-
-
-@pytest.mark.parametrize("kind", ["fork", "spawn"])
-def test_processes_of_a_run_begin_with_it_and_their_caller_does_not(kind: str) -> None:
-    ours, theirs = multiprocessing.Pipe()
-    spawn = multiprocessing.get_context("spawn")
-    process: BaseProcess = spawn.Process(target=_tell, args=(theirs,))
-    if kind == "fork":
-        process = ForkedProcess("test", (), _tell, (theirs,))
-    start(process)
-    assert ours.recv() == grpc_defaults()["GRPC_EXPERIMENTS"]
-    process.join()
+@pytest.mark.parametrize("make", [forked(), multiprocessing.get_context("spawn").Process], ids=["fork", "spawn"])
+def test_processes_of_a_run_begin_with_it_and_their_caller_does_not(make: Callable[..., BaseProcess]) -> None:
+    assert told_by(make, tell_variable, "GRPC_EXPERIMENTS") == grpc_defaults()["GRPC_EXPERIMENTS"]
     assert "GRPC_EXPERIMENTS" not in os.environ

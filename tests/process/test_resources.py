@@ -5,7 +5,6 @@ import gc
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -24,6 +23,7 @@ from pausefl.runtime.server.process import sparing_clients
 from pausefl_process.ending import signals_to
 from pausefl_process.events import Notice, ProgressEvent
 from pausefl_process.machine import available_cores
+from rigs.command import python
 from rigs.telemetry import round_event
 
 T = TypeVar("T")
@@ -187,12 +187,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc alone is told")
 def test_a_round_of_great_updates_finds_the_memory_of_the_last_one() -> None:
-    def pages_in(most_bytes: str) -> int:
-        command = [sys.executable, "-c", PLAYED, most_bytes]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
-        return int(done.stdout)
-
-    assert pages_in(str(1 << 30)) < 40 < pages_in("")  # in pages of 2 MiB, if the kernel has them
+    kept, plain = (int(python("-c", PLAYED, most_bytes)) for most_bytes in (str(1 << 30), ""))
+    assert kept < 40 < plain  # in pages of 2 MiB, if the kernel has them
 
 
 @pytest.fixture(autouse=True)

@@ -42,16 +42,8 @@ def write_run(
         privacy_unit=unit,
         max_epsilon_spent=2.0,
         vector_epsilon_max=20.0,
-        epsilon_at_delta=None,
-        timing_error_s=None,
         measured_latency_s=4 * latency_s,
-        censored_rounds=0,
-        missed_jobs={},
-        clamped_latencies=0,
-        capped={},
-        disclosed=[],
         suspect_rounds=0,
-        suspect_because={},
     )
     (path / "summary.json").write_text(json.dumps(told | changes))
     (path / "config.toml").write_text("")

@@ -255,11 +255,9 @@ class CoordinatorRig:
         await self.coordinator.ask(Register(hello, peer))
         self.peers.append(peer)
 
-    async def lose(
-        self, peer: FakePeer, reason: str = "its connection broke", handed_over_s: float | None = None
-    ) -> None:
+    async def lose(self, peer: FakePeer, handed_over_s: float | None = None) -> None:
         peer.stop()
-        await self.coordinator.tell(Lost(peer, reason, handed_over_s))
+        await self.coordinator.tell(Lost(peer, "its connection broke", handed_over_s))
 
     async def played(self) -> "CoordinatorRig":
         """Wait for the end of the run and all goodbyes. Then check that the log replays to the same state."""

@@ -42,6 +42,20 @@ class OneJob(Actor[Any]):
 
 
 @asynccontextmanager
+async def stream_handler(
+    coordinator: Actor[Any] | None = None, endpoints: Endpoints = ENDPOINTS, size: int = SIZE
+) -> AsyncIterator[ClientStreamHandler]:
+    """Yield a handler for this coordinator; by default one that gives every client a job."""
+    coordinator = coordinator or OneJob(size)
+    running = asyncio.ensure_future(coordinator.run())
+    try:
+        yield ClientStreamHandler(coordinator, server_settings(size), endpoints)  # type: ignore[arg-type]  # a stand-in
+    finally:
+        coordinator.stop()
+        await running
+
+
+@asynccontextmanager
 async def listening(
     tls: Tls | None = None,
     coordinator: Actor[Any] | None = None,
@@ -49,15 +63,11 @@ async def listening(
     most_clients: int = 1000,
     **told: Any,
 ) -> AsyncIterator[int]:
-    """Yield the port of a server for this coordinator; by default one that gives every client a job."""
-    coordinator = coordinator or OneJob(size)
-    running = asyncio.ensure_future(coordinator.run())
+    """Yield the port of a server with such a handler."""
     endpoints = replace(ENDPOINTS, tls=tls, **told)
-    handler = ClientStreamHandler(coordinator, server_settings(size), endpoints)  # type: ignore[arg-type]  # a stand-in
-    server = FederationServer(handler, endpoints, most_clients)
-    try:
-        yield await server.start("127.0.0.1", 0)
-    finally:
-        await server.stop(0)
-        coordinator.stop()
-        await running
+    async with stream_handler(coordinator, endpoints, size) as handler:
+        server = FederationServer(handler, endpoints, most_clients)
+        try:
+            yield await server.start("127.0.0.1", 0)
+        finally:
+            await server.stop(0)

@@ -11,7 +11,6 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ from pausefl_server.service import RunResult
 from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.store import Store
 from pausefl_server.storage.store_actor import StoreActor
-from rigs.federation import SIZE, clients, federation, log_of, private
+from rigs.federation import SIZE, clients, federation, log_of
 from rigs.log import ROUNDS, a_round, commit_rounds, theta
 from rigs.places import TESTS
 
@@ -275,21 +274,12 @@ async def test_a_log_that_was_taken_away_takes_no_further_round(tmp_path: Path, 
     checkpoint.close()
 
 
-async def play(folder: Path, rounds: int, ids: str = "abc", policy: Policy | None = None, **changes: Any) -> RunResult:
+async def play(folder: Path, rounds: int, ids: str = "abc", policy: Policy | None = None) -> RunResult:
     """Start or continue the run in `folder` until it has `rounds` rounds."""
-    privacy = {c: private(folder / "ledgers", c) if changes.get("privacy") else None for c in ids}
-    try:
-        async with (
-            federation(folder, policy or Random(2), rounds=rounds, minimum_clients=len(ids), **changes) as run,
-            clients() as some,
-        ):
-            for c in ids:
-                some.start(c, await run.port, privacy=privacy[c])
-            return await run.finished()
-    finally:
-        for p in privacy.values():
-            if p is not None:
-                p.ledger.close()
+    running = federation(folder, policy or Random(2), rounds=rounds, minimum_clients=len(ids))
+    async with running as run, clients() as some:
+        some.start_all(ids, await run.port)
+        return await run.finished()
 
 
 def choices_and_models(folder: Path) -> list[tuple[int, tuple[str, ...], str]]:

@@ -4,8 +4,7 @@ import asyncio
 import gc
 import itertools
 import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from pausefl_proto.wire import MAX_FRAME_BYTES, Assembler, Vector, pack, unpack
 from pausefl_server.connections import client_actor
 from pausefl_server.connections.peer_limits import AbuseError, ClientRateLimit
 from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
-from pausefl_server.connections.transport import FederationServer, GrpcStreamToClient
+from pausefl_server.connections.transport import GrpcStreamToClient
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.messages import Lost, Register
 from pausefl_server.selection.policies.everyone import All
@@ -28,8 +27,7 @@ from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.clock import Clock
 from rigs.coordinator import MakeRig
 from rigs.federation import SIZE, answer_of, clients, federation, hello, log_of, raw_stream, take_a_job
-from rigs.one_job import ENDPOINTS, OneJob, listening
-from rigs.settings import server_settings
+from rigs.one_job import ENDPOINTS, OneJob, listening, stream_handler
 
 PONG = pb.ClientMessage(pong=pb.Pong(nonce=9)).SerializeToString()
 
@@ -59,16 +57,6 @@ async def test_a_stream_that_breaks_ends_its_coroutine_in_silence(given: bytes, 
         await handler.handle(stream, PeerIdentity("peer"))
 
 
-@asynccontextmanager
-async def stream_handler(coordinator: OneJob | None = None) -> AsyncIterator[ClientStreamHandler]:
-    """A handler for a coordinator that gives every client a job."""
-    coordinator = coordinator or OneJob(SIZE)
-    running = asyncio.ensure_future(coordinator.run())
-    yield ClientStreamHandler(coordinator, server_settings(SIZE), ENDPOINTS)  # type: ignore[arg-type]  # a stand-in
-    coordinator.stop()
-    await running
-
-
 class SilentStream:
     """A client's stream that says hello, accepts `takes` messages, and `closes` once a second one is written."""
 
@@ -93,10 +81,8 @@ class SilentStream:
 
 
 async def test_nothing_is_read_from_a_peer_that_can_be_none_of_the_run() -> None:
-    endpoints = replace(ENDPOINTS, admission=Admission(tokens={"a": b""}))
-    handler = ClientStreamHandler(OneJob(SIZE), server_settings(SIZE), endpoints)  # type: ignore[arg-type]  # a stand-in
-    stream = SilentStream(takes=9)
-    async with asyncio.timeout(5):  # shorter than the wait for a hello
+    endpoints, stream = replace(ENDPOINTS, admission=Admission(tokens={"a": b""})), SilentStream(takes=9)
+    async with stream_handler(None, endpoints) as handler, asyncio.timeout(5):  # shorter than the wait for a hello
         await handler.handle(stream, PeerIdentity("peer", token="a guess"))
     (answer,) = stream.taken
     assert (answer.goodbye.final, "one of the run's" in answer.goodbye.reason) == (True, True)
@@ -169,9 +155,7 @@ async def test_goodbyes_that_nobody_takes_are_few(connections: int, kept: int) -
     """
     opened = 64
     ended: asyncio.Queue[int] = asyncio.Queue()
-    async with stream_handler() as handler, asyncio.timeout(20):
-        server = FederationServer(handler, ENDPOINTS, 1000)
-        port = await server.start("127.0.0.1", 0)
+    async with listening() as port, asyncio.timeout(20):
         peers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(connections)]
         readers = [asyncio.create_task(note_ends(*peer, ended)) for peer in peers]
         try:
@@ -186,7 +170,6 @@ async def test_goodbyes_that_nobody_takes_are_few(connections: int, kept: int) -
                 reader.cancel()
                 writer.transport.abort()
             await asyncio.gather(*readers, return_exceptions=True)
-            await server.stop(0)
 
 
 async def test_a_connection_may_have_a_stream_for_each_client_and_sixteen_more() -> None:
