@@ -21,7 +21,7 @@ from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.model_vector import ModelVector
 from pausefl_client.training.models import build_model
 from pausefl_client.training.tasks import Regression
-from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_client.training.trainer import Trainer, TrainingOutcome, TrainingSettings, WrappedTrainer
 from pausefl_proto.wire import Vector
 from rigs.batched import (
@@ -39,11 +39,11 @@ from rigs.batched import (
 )
 
 
-def check_rounds(make: Callable[[], list[TorchTrainer]], rounds: int = 3) -> None:
-    """Compare training together with training alone, for several rounds in which optimizer states carry over."""
+def check_rounds(make: Callable[[], list[TorchTrainer]]) -> None:
+    """Compare training together with training alone, for three rounds in which optimizer states carry over."""
     alone, together = make(), make()
     check_stackable(together[0])
-    for t in range(1, rounds + 1):
+    for t in (1, 2, 3):
         theta = theta_of(alone[0], t)
         for trainer, outcome in zip(alone, played_together(together, theta, t), strict=True):
             assert_same(outcome, trainer.train(theta, round=t))
@@ -135,7 +135,10 @@ def test_a_learning_rate_that_changes_with_the_round_does_so_together() -> None:
     check_rounds(lambda: trainers_of(TrainingSettings("adam", 0.02, batch_size=8, schedule=schedule)))
 
 
-def test_epochs_may_differ_and_steps_be_bounded() -> None:
+@pytest.mark.parametrize("at_once", [1, 2, 3, 100])
+def test_epochs_may_differ_and_steps_be_bounded(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are gathered for `at_once` steps together."""
+    monkeypatch.setattr(batched_training, "gathered_bytes", lambda _: at_once * 3 * 8 * 64)  # 64 bytes an image
     settings = [TrainingSettings(batch_size=8, epochs=e, max_steps=s) for e, s in ((1, None), (4, None), (2, 5))]
     check_rounds(lambda: trainers_of(settings))
 
@@ -323,43 +326,16 @@ def test_as_many_train_together_as_memory_holds(
     assert caplog.messages == ["the device's memory does not hold 5 clients together: 2 at once from now on"]
 
 
-def most_steps_first(*settings: TrainingSettings, sizes: tuple[int, ...]) -> list[TorchTrainer]:
-    return sorted(trainers_of(settings, sizes=sizes), key=lambda trainer: -trainer.steps)
-
-
-def check_batches(learners: list[TorchTrainer], least: int = 0) -> None:
-    """Compare with batches drawn alone, step by step. Padding must have the target −1."""
-    batches = RoundBatches(learners, 3)
-    alone = [list(learner.drawn(3)[1]) for learner in learners]
-    for step in range(learners[0].steps):
-        rows = [of_one[step] for of_one in alone if step < len(of_one)]
-        sizes = batches.sizes(step, len(rows))
-        assert sizes == [len(of_one) for of_one in rows]
-        inputs, targets = batches.at(step, sizes, least)
-        assert inputs.shape[:2] == targets.shape == (len(rows), max(least, *sizes))
-        for learner, own, x, y in zip(learners, rows, inputs, targets, strict=False):
-            assert torch.equal(x[: len(own)], normalise(learner.inputs[own]))
-            assert torch.equal(y[: len(own)], learner.targets[own])
-            assert (y[len(own) :] == -1).all()
-
-
-@pytest.mark.parametrize("at_once", [1, 2, 3, 100])
-@pytest.mark.parametrize("least", [0, 8])
-def test_every_step_has_the_examples_drawn_for_it(at_once: int, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cases: one epoch, several epochs, bounded steps. Batches are gathered for `at_once` steps together."""
-    monkeypatch.setattr(batched_training, "gathered_bytes", lambda _: at_once * 3 * 8 * 64)  # 64 bytes an image
-    settings = [TrainingSettings(batch_size=8, epochs=e, max_steps=s) for e, s in ((1, None), (4, None), (2, 5))]
-    check_batches(most_steps_first(*settings, sizes=(20, 13, 31)), least)
-
-
 def test_batches_are_no_greater_than_the_clients_examples() -> None:
-    learners = most_steps_first(*[TrainingSettings(batch_size=1000, epochs=2)] * 2, sizes=(5, 3))
-    assert RoundBatches(learners, 1).size == 5
-    check_batches(learners)
+    def made() -> list[TorchTrainer]:
+        return trainers_of(TrainingSettings(batch_size=1000, epochs=2), sizes=(5, 3))
+
+    assert RoundBatches(made(), 1).size == 5
+    check_rounds(made)
 
 
 def test_numbers_are_left_as_they_are_and_targets_may_have_a_shape() -> None:
-    learners = most_steps_first(ADAM, ADAM, sizes=(11, 10))
+    learners = trainers_of(sizes=(11, 10))
     for learner in learners:
         learner.inputs = torch.randn(learner.n_examples, 5)
         learner.targets = torch.randn(learner.n_examples, 2)
@@ -372,7 +348,7 @@ def test_numbers_are_left_as_they_are_and_targets_may_have_a_shape() -> None:
 
 
 def test_what_is_no_number_counts_only_where_it_was_drawn() -> None:
-    learners = most_steps_first(ADAM, ADAM, sizes=(11, 10))
+    learners = trainers_of(sizes=(11, 10))
     for learner in learners:
         learner.inputs = torch.full((learner.n_examples, 5), torch.nan)
     batches = RoundBatches(learners, 1)

@@ -163,10 +163,6 @@ class Rule(AggregationRule):
 class Step(Optimizer):
     def step(self, theta, change): ...
 
-class Start(Optimizer):
-    def start(self): ...
-    def step(self, theta, change, state): ...
-
 class Examples(Behaviour):
     def examples(self, examples): ...
 
@@ -208,9 +204,8 @@ def file(own_module: Callable[[str, str], Path]) -> Path:
         (POLICIES, "Blind", "its `observe` must take (state, record, table); takes (state, record) (FILE:26)"),
         (RULES, "Rule", "its `combine` must take (updates, weights); takes (updates) (FILE:30)"),
         (SERVER_OPTIMIZERS, "Step", "its `step` must take (theta, change, state); takes (theta, change) (FILE:33)"),
-        (SERVER_OPTIMIZERS, "Start", "its `start` must take (model_size); takes () (FILE:36)"),
-        (BEHAVIOURS, "Examples", "its `examples` must take (examples, classes, draw); takes (examples) (FILE:40)"),
-        (TRAINING_METHODS, "Method", "its `loss` must take (model, batch, task); takes (model, batch) (FILE:43)"),
+        (BEHAVIOURS, "Examples", "its `examples` must take (examples, classes, draw); takes (examples) (FILE:36)"),
+        (TRAINING_METHODS, "Method", "its `loss` must take (model, batch, task); takes (model, batch) (FILE:39)"),
     ],
 )
 def test_a_method_that_cannot_be_called_is_refused(file: Path, registry: Registry, name: str, message: str) -> None:

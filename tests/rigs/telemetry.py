@@ -33,7 +33,7 @@ PARTS_S |= {"server_wait": 0.007, "reconnect": 0.008, "injected_down": 0.075, "i
 
 
 def observation(client_id: str, i: int, round_trip_s: float) -> Observation:
-    """An observation. Its injected delays sum to 0.2 s; its drawn delays are 0.05 s and 0.125 s."""
+    """Its injected delays sum to 0.2 s; its drawn delays are 0.05 s and 0.125 s. That of "b" is in doubt."""
     return Observation(
         client_id=client_id,
         timing=Timing(round_trip_s, **{f"{part}_s": seconds for part, seconds in PARTS_S.items()}),
@@ -50,6 +50,7 @@ def observation(client_id: str, i: int, round_trip_s: float) -> Observation:
         handed_out_s=4.0,
         came_back_s=4.0 + round_trip_s,
         host=HOSTS.get(client_id, HostReport()),
+        suspect=("clients steal_share",) if client_id == "b" else (),
     )
 
 

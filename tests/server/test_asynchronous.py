@@ -234,32 +234,20 @@ async def test_arrivals_beyond_the_kth_make_the_next_step_and_staleness_counts_f
     assert (idle, 0) in told
 
 
-async def test_at_most_c_clients_are_at_work_and_each_free_place_is_given_at_once(rig: MakeRig) -> None:
-    async with playing(rig, "abcd", Asynchronous(concurrency=2, buffer=2), rounds=2) as play:
-        first = await play.handed_out(2)
-        await play.answer(first[0])
-        (third,) = await play.handed_out(1)
-        assert third not in first, "whose update waits for its step is idle until then"
-        assert len(play.jobs) == 2
-        await play.answer(third)
-        await play.handed_out(1)
-        for client_id in [*play.jobs]:
-            await play.answer(client_id)
-    assert [len(record.observations) for record in play.records] == [2, 2]
-
-
-async def test_the_last_step_hands_out_no_more_than_its_buffer_lacks_and_replaces_what_is_lost(rig: MakeRig) -> None:
-    """Any further job would spend ε for an update that no step uses."""
+async def test_free_places_are_given_at_once_until_the_last_step_has_all_it_needs(rig: MakeRig) -> None:
+    """Any further job would spend ε for an update that no step uses. What is lost is replaced."""
     async with playing(rig, "abcd", Asynchronous(concurrency=3, buffer=2), rounds=2, privacy=PRIVATE) as play:
         first = await play.handed_out(3)
         await play.answer(first[0])
         (fourth,) = await play.handed_out(1)
+        assert fourth not in first, "whose update waits for its step is idle until then"
         await play.answer(first[1])  # the first step; two are at work, and the second step needs two
         await play.rig.coordinator.tell(Refusal(first[2], *play.jobs.pop(first[2]), "refused", "it has no data"))
         (instead,) = await play.handed_out(1)
         await play.answer(fourth)
         await play.answer(instead)
-    assert sum(len(record.chosen) for record in play.records) == 5
+    assert sum(len(record.chosen) for record in play.records) == 5, "at most three at work"
+    assert [len(record.observations) for record in play.records] == [2, 2]
     assert sum(peer.released for peer in play.peers.values()) == 4
 
 

@@ -2,10 +2,8 @@
 
 import asyncio
 import math
-import sqlite3
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from pausefl_server.selection.base import Context, Inspection, Policy, Selection
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.uniform import Random
+from rigs.command import query
 from rigs.coordinator import BUDGET, SIZE, CoordinatorRig, MakeRig, averaged, digests_of_models, latency_of, update_of
 
 
@@ -45,9 +44,11 @@ async def test_rounds_are_averaged_by_data_size_committed_and_acknowledged(rig: 
     # A job acknowledges all answers before it. After the last round, an explicit message does.
     assert [p.acknowledged for p in peers] == [[4]] * 3
     assert [p.dismissed for p in peers] == [pb.Goodbye(reason="all rounds done", final=True)] * 3
+    first, *others = (p.jobs.get_nowait().messages for p in peers)
+    assert all(messages is first for messages in others), "every client gets the same bytes"
 
 
-async def test_an_observation_says_what_was_measured(rig: MakeRig) -> None:
+async def test_an_observation_says_what_was_measured_and_a_round_is_told_to_whoever_watches(rig: MakeRig) -> None:
     async with rig(rounds=1).playing() as r:
         await r.join("a", released=4)
         await r.join("b")
@@ -57,6 +58,10 @@ async def test_an_observation_says_what_was_measured(rig: MakeRig) -> None:
     assert (b.client_id, b.participation, b.epsilon_spent) == ("b", 1, BUDGET.spent(1))
     assert (a.n_examples, a.bytes_down, a.bytes_up, a.timing.train_s) == (10, 100, 50, 0.125)
     assert record.round_latency_s == max(latency_of(c, 1) for c in "ab") == r.coordinator.state.total_latency_s
+    assert [e.connected for e in r.shown_of(WaitingForClients)] == [0, 1, 2]
+    (shown,) = r.shown_of(RoundCommitted)
+    assert (shown.round, shown.rounds, shown.chosen, shown.connected) == (1, 1, ("a", "b"), 2)
+    assert shown.max_epsilon_spent == BUDGET.spent(5)
 
 
 @pytest.mark.parametrize(("signal", "latency_s"), [("round_trip", 0.125 + 3.5), ("communication", 3.5)])
@@ -194,14 +199,6 @@ async def test_without_privacy_nothing_is_spent(rig: MakeRig) -> None:
         assert r.spent("a") == (0, 0.0)
 
 
-async def test_every_client_gets_the_same_bytes(rig: MakeRig) -> None:
-    async with rig(rounds=1).running() as r:
-        peers = await r.join_all("ab")
-        await r.played()
-        one, other = [await p.next_job() for p in peers]
-        assert one.messages is other.messages
-
-
 async def test_a_client_that_has_spent_its_budget_retires(rig: MakeRig) -> None:
     async with rig(All(1), rounds=3).playing("a") as r:
         await r.join_and_work("b")
@@ -262,8 +259,7 @@ async def test_a_ping_is_of_the_round_that_is_played(rig: MakeRig, tmp_path: Pat
                 await r.coordinator.ask(Ping("a", 0.25))
             for peer in peers:
                 await peer.answer(number)
-    with closing(sqlite3.connect(tmp_path / "run.db")) as database:
-        assert database.execute("SELECT round, client_id, ping_s FROM pings").fetchall() == [(2, "a", 0.25)]
+    assert query(tmp_path, "SELECT round, client_id, ping_s FROM pings") == [(2, "a", 0.25)]
 
 
 async def test_a_shutdown_before_the_first_round_keeps_who_had_joined(rig: MakeRig) -> None:
@@ -291,15 +287,6 @@ async def test_a_round_is_told_also_where_no_client_is_left_for_the_next(rig: Ma
         async with asyncio.timeout(20):
             await told.wait()
         assert r.telemetry.now.round == 1
-
-
-async def test_a_round_is_told_to_whoever_watches(rig: MakeRig) -> None:
-    async with rig(rounds=1).running("ab") as r:
-        await r.played()
-    assert [e.connected for e in r.shown_of(WaitingForClients)] == [0, 1, 2]
-    (shown,) = r.shown_of(RoundCommitted)
-    assert (shown.round, shown.rounds, shown.chosen, shown.connected) == (1, 1, ("a", "b"), 2)
-    assert shown.max_epsilon_spent == BUDGET.spent(1)
 
 
 async def test_a_refusal_of_an_earlier_round_ends_no_wait(rig: MakeRig) -> None:

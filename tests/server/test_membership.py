@@ -212,11 +212,9 @@ async def test_a_client_that_cannot_misses_and_stays(rig: MakeRig, kind: Any, se
 
 
 WRONG_RELEASES: dict[str, tuple[Release, bool]] = {
-    "none at all": (Release(), False),
     "the wrong epsilon": (Release(1, BUDGET.epsilon(2), BUDGET.spent(1)), True),
     "the wrong sum": (Release(1, BUDGET.epsilon(1), BUDGET.spent(3)), False),
     "an epsilon that is no number": (Release(1, math.nan, math.nan), False),
-    "an index that does not fit": (Release(2, BUDGET.epsilon(1), BUDGET.spent(1)), False),
     "any in a run without privacy": (Release(1, 1.0, 1.0), False),
 }
 

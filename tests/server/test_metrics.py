@@ -168,7 +168,7 @@ SAMPLES: list[tuple[str, Mapping[str, str], float]] = [
     ("pausefl_selection_seconds_bucket", {"le": "0.005248"}, 3),
     ("pausefl_suspect_rounds_total", {"reason": "server loop_lag_s"}, 3),
     ("pausefl_suspect_rounds_total", {"reason": "clients steal_share"}, 0),
-    ("pausefl_suspect_observations_total", {}, 0),
+    ("pausefl_suspect_observations_total", {}, 2),
     ("pausefl_round_trip_seconds_sum", {}, 1.125),
     *(("pausefl_exchange_part_seconds_sum", {"part": part}, 5 * seconds) for part, seconds in PARTS_S.items()),
     ("pausefl_exchange_part_seconds_sum", {"part": "propagation"}, 1.125 - 5 * 0.228),

@@ -257,17 +257,6 @@ async def test_a_withdrawn_job_keeps_no_model_and_is_not_sent_if_it_waits_for_it
         await r.accepts_the_next_job()
 
 
-async def test_a_late_update_is_told_to_the_coordinator_also_when_the_next_job_is_out() -> None:
-    async with ClientActorRig(size=5).running() as r:
-        await r.dispatch(round=1)
-        await r.actor.ask(pb.Withdraw(round=1, attempt=1))
-        r.actor.offer(pb.Withdraw(round=1, attempt=1))
-        await r.dispatch(round=2)
-        for t in (1, 2):
-            r.answer(round=t)
-        assert [(await r.updated()).round for _ in range(2)] == [1, 2]
-
-
 async def test_a_late_update_that_arrives_damaged_is_over_and_its_release_counts() -> None:
     """It cannot be requested again: a withdrawn job is not sent again."""
     async with ClientActorRig().running() as r:
