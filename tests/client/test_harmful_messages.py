@@ -133,30 +133,24 @@ async def test_no_flipped_bit_makes_a_message_a_dismissal(name: str, bit: int) -
 
 
 @contextlib.asynccontextmanager
-async def serving(handler: grpc.GenericRpcHandler) -> AsyncIterator[str]:
-    """The address of a server with this handler."""
+async def serving(**methods: Any) -> AsyncIterator[str]:
+    """The address of a server with these methods."""
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers((handler,))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     yield f"127.0.0.1:{port}"
     await server.stop(None)
 
 
-def offering(*answers: bytes) -> grpc.GenericRpcHandler:
-    """A handler that returns these answers, one after the other, to requests for the experiment."""
-    left = iter(answers)
-
-    async def show(_: bytes, context: Any) -> bytes:
-        return next(left)
-
-    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(show)
-    return grpc.method_handlers_generic_handler(SERVICE, {"Offer": handler})
-
-
 async def test_a_client_asks_again_for_an_experiment_that_came_damaged() -> None:
     sound = encode(pb.ExperimentOffer(experiment="{}"))
-    async with serving(offering(flipped(sound, 17), sound[:1], sound)) as address:
+    answers = iter((flipped(sound, 17), sound[:1], sound))
+
+    async def show(_: bytes, context: Any) -> bytes:
+        return next(answers)
+
+    async with serving(Offer=grpc.unary_unary_rpc_method_handler(show)) as address:
         assert (await fetch_offer(address, None, "", Reconnection("a", 20.0))).experiment == "{}"
 
 
@@ -304,18 +298,12 @@ async def test_a_clients_own_reason_for_giving_no_update_is_cut() -> None:
     assert is_short_and_clean(refusal.reason, LONGEST_AT_A_CLIENT)
 
 
-class _Aborting(grpc.GenericRpcHandler):
-    def service(self, details: grpc.HandlerCallDetails) -> Any:
-        async def abort(_: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, COMMANDS[:3000])  # this fits into gRPC's trailers
-
-        if details.method.endswith("Offer"):
-            return grpc.unary_unary_rpc_method_handler(abort)
-        return grpc.stream_stream_rpc_method_handler(abort)
-
-
 async def test_what_grpc_says_of_a_server_is_cut() -> None:
-    async with serving(_Aborting()) as address:
+    async def abort(_: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> Any:
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, COMMANDS[:3000])  # this fits into gRPC's trailers
+
+    offer, join = grpc.unary_unary_rpc_method_handler(abort), grpc.stream_stream_rpc_method_handler(abort)
+    async with serving(Offer=offer, Join=join) as address:
         with pytest.raises(ConfigError, match="owned") as refused:
             await fetch_offer(address, None, "", Reconnection("a", 0.0))
         assert is_short_and_clean(str(refused.value), LONGEST_AT_A_CLIENT)

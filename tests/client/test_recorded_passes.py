@@ -63,10 +63,6 @@ def captured_by(recorder: Repeating) -> CapturedSteps:
     return CapturedSteps(lambda _: recorder)
 
 
-def trainer_with(model: Callable[[], nn.Module]) -> TorchTrainer:
-    return trainers_of(model=model, sizes=(20,))[0]
-
-
 @pytest.mark.parametrize("settings", [SGD, ADAM], ids=["sgd", "adam"])
 def test_clients_in_turn_train_as_they_would_without(settings: TrainingSettings) -> None:
     """All clients use what one of them recorded. Each keeps its own optimizer state, which a restart restores."""
@@ -137,7 +133,7 @@ def test_errors_of_training_stay_errors() -> None:
 
 
 def test_a_stack_in_which_something_failed_is_not_lent_again() -> None:
-    trainer = trainer_with(network)
+    (trainer,) = trainers_of(sizes=(20,))
     steps = captured_by(Repeating())
     with pytest.raises(RuntimeError, match="out of memory"), steps.stack_for(trainer) as broken:
         raise RuntimeError("out of memory")
@@ -160,7 +156,8 @@ def test_clients_that_train_at_once_have_stacks_of_their_own() -> None:
 
 
 def test_models_that_draw_train_as_they_are() -> None:
-    trainer = trainer_with(lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10)))
+    dropping = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
+    (trainer,) = trainers_of(model=lambda: dropping, sizes=(20,))
     assert CapturedSteps().admit(trainer) is trainer
 
 

@@ -20,19 +20,17 @@ from rigs.clock import Clock
 from rigs.session import BUDGET, SCHEDULE, InlineExecutor, SessionRig, held_back, private, welcomed
 
 
-async def test_a_hello_says_who_it_is_and_what_it_has_spent(tmp_path: Path) -> None:
-    rig = SessionRig(ledger_in=tmp_path)
+@pytest.mark.parametrize("is_private", [True, False])
+async def test_a_hello_says_who_it_is_and_what_it_has_spent_where_it_has_a_ledger(
+    tmp_path: Path, is_private: bool
+) -> None:
+    rig = SessionRig(ledger_in=tmp_path if is_private else None)
     async with rig.running():
         hello = (await (await rig.server.accept()).heard()).hello
     assert (hello.protocol_version, hello.client_id, hello.n_examples) == (PROTOCOL_VERSION, "client-007", 42)
     assert Manifest.from_message(hello.manifest) == rig.trainer.manifest
-    assert (hello.ledger.schedule, hello.ledger.released, hello.ledger.epsilon_spent) == (SCHEDULE, 0, 0.0)
-
-
-async def test_a_client_without_privacy_has_no_ledger() -> None:
-    rig = SessionRig()
-    async with rig.running():
-        assert not (await (await rig.server.accept()).heard()).hello.HasField("ledger")
+    expected = pb.Ledger(schedule=SCHEDULE, released=0, epsilon_spent=0.0) if is_private else pb.Ledger()
+    assert (hello.HasField("ledger"), hello.ledger) == (is_private, expected)
 
 
 async def test_every_part_of_an_exchange_is_timed_where_it_happens(tmp_path: Path) -> None:
@@ -280,39 +278,27 @@ async def test_cancelling_it_closes_its_stream() -> None:
     assert rig.server.opened == rig.server.closed == 1
 
 
-def withdraw(withdrawals: Withdrawals, round: int) -> None:
-    withdrawals.withdraw(pb.Withdraw(round=round, attempt=1))
-
-
-def begin(withdrawals: Withdrawals, round: int) -> Withdrawal:
-    return withdrawals.begin(pb.Job(round=round, attempt=1))
-
-
-def test_a_job_that_is_given_again_is_withdrawn_only_if_that_is_said_again() -> None:
-    withdrawals = Withdrawals()
-    first = begin(withdrawals, 1)
-    assert begin(withdrawals, 1) is first, "on another stream: it is the same job"
-    withdraw(withdrawals, 1)
-    again = begin(withdrawals, 1)
+def test_a_job_that_is_given_again_is_withdrawn_only_if_that_is_said_again_and_never_once_answered() -> None:
+    withdrawals, job, said = Withdrawals(), pb.Job(round=1, attempt=1), pb.Withdraw(round=1, attempt=1)
+    first = withdrawals.begin(job)
+    assert withdrawals.begin(job) is first, "on another stream: it is the same job"
+    withdrawals.withdraw(said)
+    again = withdrawals.begin(job)
     assert (first.is_set(), again.is_set()) == (True, False)
-    withdraw(withdrawals, 1)
+    withdrawals.withdraw(said)
     assert again.is_set()
-
-
-def test_an_answered_job_is_withdrawn_no_more() -> None:
-    withdrawals = Withdrawals()
-    job = begin(withdrawals, 1)
-    withdrawals.answered(pb.Job(round=1, attempt=1))
-    withdraw(withdrawals, 1)
+    answered = withdrawals.begin(job)
+    withdrawals.answered(job)
+    withdrawals.withdraw(said)
     withdrawals.withdraw_all()
-    assert not job.is_set()
+    assert not answered.is_set()
 
 
 def test_of_64_jobs_without_an_answer_the_first_makes_room() -> None:
     withdrawals = Withdrawals()
-    jobs = [begin(withdrawals, t) for t in range(1, 66)]
+    jobs = [withdrawals.begin(pb.Job(round=t, attempt=1)) for t in range(1, 66)]
     for t in range(1, 66):
-        withdraw(withdrawals, t)
+        withdrawals.withdraw(pb.Withdraw(round=t, attempt=1))
     assert [job.is_set() for job in jobs] == [False] + [True] * 64
 
 

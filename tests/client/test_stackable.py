@@ -29,6 +29,7 @@ from pausefl_client.training.tasks import Classification
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
 from rigs.batched import network, theta_of, trainers_of
+from rigs.own_models import frozen_backbone, tied_layers
 
 
 class Halved(TrainingMethod):
@@ -69,17 +70,6 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def tied() -> nn.Module:
-    layer = nn.Linear(64, 64)
-    return nn.Sequential(nn.Flatten(), layer, layer, nn.Linear(64, 10))
-
-
-def frozen() -> nn.Module:
-    model = network()
-    next(model.parameters()).requires_grad_(False)
-    return model
-
-
 HOOKS: dict[str, Callable[[Any, Any], object]] = {
     "a forward of its own": lambda layer, _: vars(layer).update(forward=lambda x: 2 * x),
     "forward": lambda layer, _: layer.register_forward_hook(lambda *_: None),
@@ -104,8 +94,8 @@ def test_a_model_with_hooks_is_not_batched(kind: str) -> None:
     [
         Case("the model has a Dropout", lambda: nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, 10))),
         Case("the model has a BatchNorm1d", lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))),
-        Case("share parameters", tied),
-        Case("are frozen", frozen),
+        Case("share parameters", lambda: tied_layers((1, 8, 8), 10)),
+        Case("are frozen", lambda: frozen_backbone((1, 8, 8), 10)),
         Case("Halved has its own `loss`", method=Halved),
         Case("the training method Shaking or the task Classification may draw at random", method=Shaking),
         Case("Moon has its own `loss`", method=lambda: TRAINING_METHODS["moon"](mu=1.0)),

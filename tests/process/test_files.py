@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pausefl.results.tables import write_csv
@@ -129,7 +130,8 @@ def test_whoever_waits_for_a_lock_that_is_deleted_takes_the_new_one(tmp_path: Pa
     path = tmp_path / "lock"
     with locked(path, "it"):
         second = start(HOLDER, path)
-        wait_for(lambda: _opened(second.pid, path), "the second process to open the lock")
+        opened = psutil.Process(second.pid).open_files
+        wait_for(lambda: str(path) in {file.path for file in opened()}, "the second process to open the lock")
         path.unlink()
     with second:
         assert second.stdout is not None
@@ -137,14 +139,6 @@ def test_whoever_waits_for_a_lock_that_is_deleted_takes_the_new_one(tmp_path: Pa
         with pytest.raises(ConfigError, match="another process"), locked(path, "it"):
             pass
         second.kill()
-
-
-def _opened(pid: int, path: Path) -> bool:
-    files = Path(f"/proc/{pid}/fd")
-    try:
-        return str(path) in {str(file.readlink()) for file in files.iterdir()}
-    except OSError:  # it was closed meanwhile
-        return False
 
 
 ROTATING = """

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -183,15 +184,12 @@ def test_threads_that_begin_a_fork_server_together_leave_the_environment(monkeyp
     forget_fork_server()
     barrier = threading.Barrier(4)
 
-    def begin() -> None:
-        barrier.wait()
+    def begin(_: int) -> None:
+        barrier.wait(20)
         begin_to_import([])
 
-    threads = [threading.Thread(target=begin) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        assert [*threads.map(begin, range(4))] == [None] * 4
     assert "PYTHONSAFEPATH" not in os.environ
 
 

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -317,12 +318,9 @@ async def test_a_server_without_a_working_store_is_not_healthy(tmp_path: Path, m
 
 async def test_a_process_whose_event_loop_stands_still_is_not_healthy() -> None:
     routes = health_routes(asyncio.get_running_loop(), lambda: "", lambda: "")
-    with closing(WebServer("127.0.0.1", 0, routes, key="metrics.port")) as web:
-        said: list[tuple[int, str]] = []
-        asking = threading.Thread(target=lambda: said.append(ask(f"http://{web.address}/healthz")))
-        asking.start()
-        asking.join(20)  # blocks the event loop's thread
-    assert said == [(503, "the event loop has not turned for 2 s")]
+    with closing(WebServer("127.0.0.1", 0, routes, key="metrics.port")) as web, ThreadPoolExecutor(1) as thread:
+        said = thread.submit(ask, f"http://{web.address}/healthz").result(20)  # blocks the event loop's thread
+    assert said == (503, "the event loop has not turned for 2 s")
 
 
 async def test_a_client_process_is_ready_while_a_client_is_connected(tmp_path: Path) -> None:

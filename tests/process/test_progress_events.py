@@ -152,13 +152,17 @@ def unread() -> Iterator[int]:
     os.close(ours)
 
 
-def end(process: "subprocess.Popen[bytes]", within_s: float) -> bytes:
-    """Send SIGTERM to a process that may be stuck. Return its standard error once it has ended."""
-    process.send_signal(signal.SIGTERM)
-    try:
-        _, said = process.communicate(timeout=within_s)
-    finally:
-        process.kill()
+def ended(command: list[str], run_dir: Path, unread: int, *, stuck_s: float, within_s: float) -> bytes:
+    """Start a command whose output is not read, and send SIGTERM once it is stuck. Return its standard error."""
+    with subprocess.Popen(command, stdout=unread, stderr=subprocess.PIPE) as process:
+        wait_for((run_dir / "run.db").exists, "the log", running=process)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(stuck_s)
+        process.send_signal(signal.SIGTERM)
+        try:
+            _, said = process.communicate(timeout=within_s)
+        finally:
+            process.kill()
     assert b"Traceback" not in said
     assert b"Fatal" not in said
     return said
@@ -169,11 +173,7 @@ def test_a_server_whose_output_is_not_read_ends_in_order(tmp_path: Path, unread:
     run_dir, config = tmp_path / "run", synthetic(tmp_path, clients=1, m=1)
     settings = ("--set", "clients.connect_timeout_s=60", "--set", "metrics.enabled=false")
     command = [*PAUSEFL, "server", str(config), "--run-dir", str(run_dir), *settings]
-    with subprocess.Popen(command, stdout=unread, stderr=subprocess.PIPE) as server:
-        wait_for((run_dir / "run.db").exists, "the log", running=server)
-        with pytest.raises(subprocess.TimeoutExpired):
-            server.wait(2.0)  # it waits for clients, and is stuck while it reports that
-        said = end(server, 25)
+    said = ended(command, run_dir, unread, stuck_s=2.0, within_s=25)  # stuck while it reports that it waits for clients
     assert (run_dir / "summary.json").exists(), said
 
 
@@ -213,9 +213,4 @@ def test_what_own_code_prints_on_the_event_loop_stalls_no_round(tmp_path: Path, 
 def test_a_run_whose_output_is_not_read_plays_on_and_ends_when_asked_to(tmp_path: Path, unread: int) -> None:
     run_dir, config = tmp_path / "run", synthetic(tmp_path, rounds=1_000_000, clients=1, m=1)
     command = [*PAUSEFL, "run", str(config), "--json", "--run-dir", str(run_dir)]
-    with subprocess.Popen(command, stdout=unread, stderr=subprocess.PIPE, env=os.environ) as process:
-        # Its view is stuck at the first event, before any client is started.
-        wait_for((run_dir / "run.db").exists, "the log", running=process)
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(3.0)
-        end(process, 35)
+    ended(command, run_dir, unread, stuck_s=3.0, within_s=35)  # at the first event, before any client is started

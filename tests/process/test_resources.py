@@ -6,8 +6,8 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -295,12 +295,8 @@ def test_sigusr1_is_answered_and_ends_nothing_and_the_old_handler_is_back(capfd:
 
 
 def test_work_in_another_thread_is_done_without_signals() -> None:
-    done: list[int] = []
-
     async def work() -> int:
         return 5
 
-    thread = threading.Thread(target=lambda: done.append(run_telling_waits(work())))
-    thread.start()
-    thread.join()
-    assert done == [5]
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(run_telling_waits, work()).result(20) == 5

@@ -62,7 +62,7 @@ def write_runs(folder: Path, seeds: Sequence[int] = (1, 2, 3)) -> Mapping[str, S
 GROUPS = {"original": ("original-000",), "relevant": ("relevant-000", "relevant-001"), "poisoned": ("poisoned-000",)}
 
 
-def write_grouped_run(path: Path, policy: str, seed: int, evaluated: Sequence[int] = (1, 2, 3, 4)) -> Path:
+def write_grouped_run(path: Path, policy: str, seed: int) -> Path:
     """Write a run with groups, two joining before round 2. `pause` chooses only relevant-000 in rounds 2 and 3."""
     write_run(path, policy, seed)
     (path / "run.db").unlink()
@@ -70,8 +70,7 @@ def write_grouped_run(path: Path, policy: str, seed: int, evaluated: Sequence[in
         for number in range(1, 5):
             joins = {1: ["original"], 2: ["relevant", "poisoned"]}.get(number, [])
             events = tuple(LogEvent("joined", client_id) for group in joins for client_id in GROUPS[group])
-            if number in evaluated:
-                log.save_evaluations(number, [Evaluation("test", True, 100, ACCURACIES[policy][number - 1], 1.0)])
+            log.save_evaluations(number, [Evaluation("test", True, 100, ACCURACIES[policy][number - 1], 1.0)])
             chosen: tuple[str, ...] = ("original-000",) if number == 1 else ("relevant-000",)
             if number == 4 or (policy == "random" and number > 1):
                 chosen = ("relevant-000", "poisoned-000")
@@ -82,8 +81,5 @@ def write_grouped_run(path: Path, policy: str, seed: int, evaluated: Sequence[in
     return path
 
 
-def grouped_runs(folder: Path, evaluated: Sequence[int] = (1, 2, 3, 4)) -> Mapping[str, Sequence[Path]]:
-    return {
-        policy: [write_grouped_run(folder / f"{policy}-{s}", policy, s, evaluated) for s in (1, 2)]
-        for policy in ACCURACIES
-    }
+def grouped_runs(folder: Path) -> Mapping[str, Sequence[Path]]:
+    return {policy: [write_grouped_run(folder / f"{policy}-{s}", policy, s) for s in (1, 2)] for policy in ACCURACIES}

@@ -19,7 +19,7 @@ from pausefl_server.actor import Actor
 from pausefl_server.monitoring.observer import Observers
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.monitoring.telemetry import Telemetry
-from pausefl_server.records import RoundRecord, Timing
+from pausefl_server.records import Timing
 from pausefl_server.rounds.coordinator import Coordinator
 from pausefl_server.rounds.evaluation import EvaluateModel, EvaluatorActor
 from pausefl_server.rounds.messages import Dispatch, Lost, Register, Update
@@ -330,7 +330,3 @@ def averaged(theta: Vector, round: int, clients: str) -> Vector:
     weights = np.array([EXAMPLES[c] for c in clients], np.float64)
     mean = sum(w * update_of(c, round).astype(np.float64) for w, c in zip(weights, clients, strict=True))
     return (theta + mean / weights.sum()).astype(np.float32)  # type: ignore[no-any-return]  # float32
-
-
-def digests_of_models(records: list[RoundRecord]) -> list[str]:
-    return [r.model_digest for r in records]

@@ -57,12 +57,9 @@ def record(round: int, *observations: Observation, **changes: Any) -> RoundRecor
     fields: dict[str, Any] = {
         "attempt": 1,
         "chosen": tuple(o.client_id for o in observations),
-        "weights": None,
-        "events": (),
         "round_latency_s": 1.0,
         "wall_clock_s": float(round),
         "selection_s": 0.001,
-        "model_digest": "",
     }
     return RoundRecord(round=round, observations=observations, **(fields | changes))
 

@@ -1,8 +1,6 @@
 """A small search, and a fake measurement that fails at chosen settings and seeds."""
 
-from pausefl_proto.errors import PauseflError
-from pausefl_tune import measure as measure_module
-from pausefl_tune.measure import Figures
+from pausefl_tune.measure import Figures, SettingRefused
 from pausefl_tune.plan import Point, TuningPlan
 
 SMALL = """
@@ -26,14 +24,13 @@ def plan(**changes: object) -> TuningPlan:
 class FailingAt:
     """Measures a setting by its alpha. The given (alpha, seed) pairs fail."""
 
-    def __init__(self, *failing: tuple[float | None, int], error: PauseflError | None = None) -> None:
+    def __init__(self, *failing: tuple[float | None, int]) -> None:
         self._failing = failing
-        self._error = error or measure_module.SettingRefused("runs/ab12: the run failed (too few updates)")
 
     def __call__(self, point: Point, seed: int) -> Figures:
         alpha = point.get("selection.pause.alpha")
         if (alpha, seed) in self._failing:
-            raise self._error
+            raise SettingRefused("runs/ab12: the run failed (too few updates)")
         return {
             "total_latency_s": 9.0 if alpha is None else alpha, "max_epsilon_spent": 4.0, "imbalance": 0.5,
             "final_accuracy": 0.7,

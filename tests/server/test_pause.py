@@ -25,6 +25,8 @@ from pausefl_server.selection.policies.ucb import Ucb
 from rigs.log import table_of
 from rigs.policies import IDS, M, Play, context_of, hash_of, true_mean_s
 
+SPREAD = f"{__name__}:spread_of_positions"
+
 
 def test_pause_takes_the_optimum_of_equation_14() -> None:
     for reward in ({"reward": "R1"}, {"reward": "R2", "clusters": 4, "rho": 0.05}):
@@ -201,10 +203,9 @@ def test_the_time_cap_comes_from_the_clock_given() -> None:
 
 
 @pytest.mark.parametrize("temperature", ["printed", "spread"])
-@pytest.mark.parametrize("phi_p", ["mean", "math:spread"])
-def test_equal_sets_still_have_a_temperature(temperature: Any, phi_p: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("phi_p", ["mean", SPREAD])
+def test_equal_sets_still_have_a_temperature(temperature: Any, phi_p: str) -> None:
     """α = γ = 0, and at most m clients seen: all sets have the same energy."""
-    monkeypatch.setattr("math.spread", spread_of_positions, raising=False)
     policy = SaPause(5, alpha=0.0, gamma=0.0, temperature=temperature, start_set="random", phi_p=phi_p)
     assert len(Play(policy, IDS[:7]).rounds(3).records[1].chosen) == 5
 
@@ -240,9 +241,8 @@ def test_the_temperature_exceeds_energy_differences(temperature: Any, monkeypatc
 
 
 @pytest.mark.parametrize("own", ["phi_g", "phi_p"])
-def test_the_energy_weighs_a_phi_of_ones_own_beside_a_mean(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("math.spread", spread_of_positions, raising=False)
-    policy = SaPause(M, alpha=7.0, gamma=20.0, steps=50, **{own: "math:spread"})  # type: ignore[arg-type]  # of several types
+def test_the_energy_weighs_a_phi_of_ones_own_beside_a_mean(own: str) -> None:
+    policy = SaPause(M, alpha=7.0, gamma=20.0, steps=50, **{own: SPREAD})  # type: ignore[arg-type]  # of several types
     context = context_of(Play(Pause(M)).rounds(9).table, 10)
     choice, selection = policy.choice(None, context), policy.select(None, context)
     taken, spread = np.isin(choice.rows, selection.rows), float(np.ptp(selection.rows))
@@ -250,9 +250,8 @@ def test_the_energy_weighs_a_phi_of_ones_own_beside_a_mean(own: str, monkeypatch
     assert selection.details["energy"] == pytest.approx(choice.ucb[taken].min() + 7.0 * phi_g + 20.0 * phi_p)
 
 
-def test_any_function_of_the_set_can_be_phi(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("math.spread", spread_of_positions, raising=False)
-    play = Play(SaPause(M, phi_g="math:spread", gamma=0.0, neighbourhood="swap", steps=400)).rounds(10)
+def test_any_function_of_the_set_can_be_phi() -> None:
+    play = Play(SaPause(M, phi_g=SPREAD, gamma=0.0, neighbourhood="swap", steps=400)).rounds(10)
     for record in play.records[4:]:
         assert {IDS[0], IDS[-1]} <= set(record.chosen)
 

@@ -173,10 +173,7 @@ def deadline_s(answers: Answers, failed_attempts: int = 0, **changes: float) -> 
 
 DEADLINES: dict[str, tuple[Answers, dict[str, float], float]] = {
     "never seen": ({"a": [], "b": [0.1]}, {}, UNSEEN_S),
-    "quick: the floor": ({"a": [0.1, 0.2], "b": [0.3]}, {}, LEAST_S),
-    "the slowest decides": ({"a": [0.1], "b": [20.0], "c": [5.0]}, {}, FACTOR * 20.0),
     "one outlier": ({"a": [5.0] * 14 + [100.0]}, {}, FACTOR * 5.0),
-    "what is long past": ({"a": [100.0] + [5.0] * 16}, {}, FACTOR * 5.0),
     "after a miss": ({"a": [0.1, None]}, {}, UNSEEN_S),
     "back after a miss": ({"a": [0.1, None, 0.1]}, {}, LEAST_S),
     "slow, then a miss": ({"a": [50.0, None]}, {}, FACTOR * 50.0),

@@ -135,11 +135,6 @@ def test_among_equals_the_first_rows_win() -> None:
     assert brute_force(ucb, value, 3, cluster, 1.0).tolist() == [0, 2, 4]
 
 
-def test_where_every_minimum_is_infinite_the_greatest_value_wins() -> None:
-    ucb, value = np.array([np.inf, np.inf, np.inf, 5.0]), np.array([1.0, 3.0, 2.0, 99.0])
-    assert pivot_and_fill(ucb, value, 2).tolist() == brute_force(ucb, value, 2).tolist() == [1, 2]
-
-
 def test_a_forced_row_occupies_its_cluster() -> None:
     ucb, value, cluster = np.ones(3), np.array([0.0, 0.9, 0.5]), np.array([7, 7, 8])
     assert under_r2(ucb, value, 2, cluster, 1.0, forced=[0]).tolist() == [0, 2]

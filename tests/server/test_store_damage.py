@@ -1,7 +1,6 @@
 """What a restart finds: the run and its last models. Damage is detected, reported in one line, and left as it is."""
 
 import asyncio
-import os
 import random
 import shutil
 import signal
@@ -33,11 +32,11 @@ from rigs.places import TESTS
 COMMITTER = """
 import sys
 from pathlib import Path
-from rigs.log import a_round
+from pausefl_server.records import RoundRecord
 from pausefl_server.storage.store import Store
 store = Store(Path(sys.argv[1]))
 for t in range(1, 10**6):
-    store.commit_round(a_round(t))
+    store.commit_round(RoundRecord(t, 1, ("a", "b")))
     print(t, flush=True)
 """
 
@@ -53,11 +52,8 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def killed(tmp_path: Path) -> Path:
     """A log whose writer was killed after at least ten rounds, most of them in the -wal."""
-    with subprocess.Popen(
-        [sys.executable, "-c", COMMITTER, tmp_path / "run.db"],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
-    ) as writer:
+    command = [sys.executable, "-c", COMMITTER, tmp_path / "run.db"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         for _ in range(10):
             assert writer.stdout.readline()
