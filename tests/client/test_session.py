@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from pausefl_proto.errors import PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, encode, unpack
 from rigs.clock import Clock
-from rigs.session import BUDGET, SCHEDULE, InlineExecutor, SessionRig, held_back, private, welcomed
+from rigs.session import BUDGET, SCHEDULE, SessionRig, held_back, private, welcomed
 
 
 @pytest.mark.parametrize("is_private", [True, False])
@@ -34,16 +35,11 @@ async def test_a_hello_says_who_it_is_and_what_it_has_spent_where_it_has_a_ledge
 
 
 async def test_every_part_of_an_exchange_is_timed_where_it_happens(tmp_path: Path) -> None:
-    clock = Clock()
-    rig = SessionRig(
-        size=MAX_FRAME_BYTES // 4 + 1,
-        train_s=2.0,
-        privacy=private(tmp_path, clock, privatise_s=0.125),
-        executor=InlineExecutor(clock, queue_s=0.25),
-        clock=clock,
-    )
-    async with rig.welcomed() as stream:
-        result, _ = await stream.ask(rig.model, schedule=SCHEDULE, gap_s=0.5)
+    clock, size = Clock(), MAX_FRAME_BYTES // 4 + 1
+    privacy = private(tmp_path, clock, privatise_s=0.125)
+    with ThreadPoolExecutor(1, initializer=lambda: clock.advance(0.25)) as executor:  # the work waits for its thread
+        async with welcomed(size=size, train_s=2.0, privacy=privacy, executor=executor, clock=clock) as (rig, stream):
+            result, _ = await stream.ask(rig.model, schedule=SCHEDULE, gap_s=0.5)
     t = result.timing
     assert (t.download_s, t.queue_s, t.train_s, t.privatise_s) == (0.5, 0.25, 2.0, 0.125)
     assert (t.injected_down_s, t.injected_up_s, t.drawn_down_s, t.drawn_up_s) == (0.0, 0.0, 0.0, 0.0)

@@ -198,7 +198,7 @@ def test_there_are_only_so_many_connections_at_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("pausefl_process.http_server._ASK_WITHIN_S", 5.0)
     with line_to(server), line_to(server), line_to(server) as third:
         assert third.recv(1) == b""
-    wait_for(lambda: answers(server), "an answer again")
+    wait_for(lambda: ask(f"http://{server.address}/hello")[0] == 200, "an answer again")
 
 
 def test_it_does_not_spin_where_no_file_can_be_opened(monkeypatch: pytest.MonkeyPatch, server: WebServer) -> None:
@@ -214,13 +214,6 @@ def test_it_does_not_spin_where_no_file_can_be_opened(monkeypatch: pytest.Monkey
     monkeypatch.setattr(socket.socket, "accept", full)
     assert get(server, "/hello").status == 200
     assert all(later - earlier > 0.1 for earlier, later in pairwise(tried_s))
-
-
-def answers(server: WebServer) -> bool:
-    try:
-        return get(server, "/hello").status == 200
-    except OSError:
-        return False
 
 
 async def test_a_taken_port_is_bad_input() -> None:
@@ -253,12 +246,14 @@ client_port = 0
 
 
 def ask(url: str) -> tuple[int, str]:
-    """(status, text) of the answer."""
+    """(status, text) of the answer; the status is 0 if there is none."""
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
             return answer.status, str(answer.read(), "utf-8").strip()
     except urllib.error.HTTPError as error:
         return error.code, str(error.read(), "utf-8").strip()
+    except OSError as error:
+        return 0, str(error)
 
 
 async def told(url: str, wanted: tuple[int, str]) -> None:

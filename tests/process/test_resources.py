@@ -12,7 +12,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import pytest
@@ -25,8 +25,6 @@ from pausefl_process.events import Notice, ProgressEvent
 from pausefl_process.machine import available_cores
 from rigs.command import python
 from rigs.telemetry import round_event
-
-T = TypeVar("T")
 
 
 class Grpc:
@@ -78,7 +76,7 @@ class Grpc:
         self._turned.set()
 
 
-def run(main: Coroutine[Any, Any, T], make_loop: Callable[[], asyncio.AbstractEventLoop] = EventLoop) -> T:
+def run(main: Coroutine[Any, Any, Any], make_loop: Callable[[], asyncio.AbstractEventLoop] = EventLoop) -> Any:
     with asyncio.Runner(loop_factory=make_loop) as runner:
         return runner.run(main)
 

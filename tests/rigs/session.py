@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,23 +30,6 @@ from rigs.databases import open_ledger
 
 SCHEDULE = "what both agreed to"
 BUDGET = Budget(epsilon_budget=10.0, eta=0.5)
-
-
-class InlineExecutor(Executor):
-    """Runs work in the call of `submit`, after `queue_s` of waiting on the clock."""
-
-    def __init__(self, clock: Clock, queue_s: float = 0.0) -> None:
-        self._clock = clock
-        self._queue_s = queue_s
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        future: Future[Any] = Future()
-        self._clock.advance(self._queue_s)
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 class FakeTrainer:
