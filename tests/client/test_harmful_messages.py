@@ -302,7 +302,8 @@ async def test_what_grpc_says_of_a_server_is_cut() -> None:
     async def abort(_: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> Any:
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, COMMANDS[:3000])  # this fits into gRPC's trailers
 
-    offer, join = grpc.unary_unary_rpc_method_handler(abort), grpc.stream_stream_rpc_method_handler(abort)
+    offer: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(abort)
+    join: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(abort)
     async with serving(Offer=offer, Join=join) as address:
         with pytest.raises(ConfigError, match="owned") as refused:
             await fetch_offer(address, None, "", Reconnection("a", 0.0))

@@ -52,8 +52,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def killed(tmp_path: Path) -> Path:
     """A log whose writer was killed after at least ten rounds, most of them in the -wal."""
-    command = [sys.executable, "-c", COMMITTER, tmp_path / "run.db"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+    with subprocess.Popen([sys.executable, "-c", COMMITTER, tmp_path / "run.db"], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         for _ in range(10):
             assert writer.stdout.readline()
