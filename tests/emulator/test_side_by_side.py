@@ -188,9 +188,7 @@ def test_an_interrupted_run_elsewhere_comes_back_and_goes_on(tmp_path: Path, mon
     assert pausefl.open(tmp_path / "run").summary["rounds"] == 400
 
 
-def test_neither_signal_nor_kill_nor_disk_loses_a_run_brought_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_signal_kill_or_disk_loses_a_run_brought_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(tmp_path, Plan("sweep", "", {}))
     rename = Path.rename
 

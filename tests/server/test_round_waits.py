@@ -138,9 +138,10 @@ def test_a_round_trip_runs_from_the_first_hand_over_of_this_rounds_job(
 
 def test_a_server_that_stood_still_waits_for_all_once_more_and_no_further_time() -> None:
     opened = open_round()
-    for _ in range(5):
+    for breaks in range(1, 6):
         opened.lost("a", 20.0, None)
-    assert opened.miss_overdue(45.0) == ["a"], "it comes and goes"
+        assert (opened.returned("a", 15.0) is None) is (breaks == 5)
+    assert (opened.miss_overdue(45.0), opened.misses["a"].kind) == (["a"], "lost"), "it comes and goes"
     assert opened.due == {"b": 50.0}, "as long as the server stood still"
     assert (opened.miss_overdue(60.0), opened.misses["b"].waited_s) == (["b"], 50.0)
 
