@@ -157,6 +157,15 @@ def test_events_of_rounds_taken_back_wait_until_a_round_knows_of_them() -> None:
             assert again.late_events() == []
 
 
+def test_facts_about_a_run_are_kept_and_the_last_one_said_stands() -> None:
+    with fresh_store() as (store, path):
+        store.set_meta("colour", "red")
+        store.set_meta("colour", "blue")
+        store.close()
+        with closing(Store(path)) as again:
+            assert (again.meta("colour"), again.meta("taste")) == ("blue", None)
+
+
 def test_what_is_committed_survives_a_crash_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """WAL with synchronous = FULL (2): the log is synced at every commit. Only the store's own connection can tell."""
     opened = opened_connections(monkeypatch)
