@@ -12,7 +12,7 @@ May live here: the library, the command, and folders of what they use.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pausefl.extras import PACKAGES, needs
+from pausefl.extras import needs
 from pausefl_process.version import __version__ as __version__
 from pausefl_proto.errors import ConfigError, PauseflError
 
@@ -94,12 +94,11 @@ _HOMES = {
 }
 
 
+@needs()
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'pausefl' has no attribute {name!r}")
-    home = _HOMES.get(name, "pausefl.library")
-    with needs(*{home.partition(".")[0].removeprefix("pausefl_")} & PACKAGES.keys()):  # the extra of a plug-in
-        return getattr(import_module(home), name)
+    return getattr(import_module(_HOMES.get(name, "pausefl.library")), name)
 
 
 def __dir__() -> list[str]:

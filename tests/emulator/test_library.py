@@ -160,19 +160,21 @@ def test_reading_a_run_needs_no_extra_and_what_a_run_lacks_is_one_line(run: paus
     code = f"""
 import importlib.machinery
 find = importlib.machinery.PathFinder.find_spec
-hidden = {{"numba", "torch", "matplotlib", "jinja2", "prometheus_client", "safetensors", "pandas"}}
+hidden = {{"numba", "torch", "matplotlib", "jinja2", "prometheus_client", "safetensors", "pandas", "pausefl_tune"}}
 def hide(name, path=None, target=None):
     return None if name.partition(".")[0] in hidden else find(name, path, target)
 importlib.machinery.PathFinder.find_spec = hide
 import pausefl
 print(pausefl.open({str(run.path)!r}).summary["rounds"])
-try:
-    pausefl.run(pausefl.load("demo"), progress=False)
-except pausefl.ConfigError as error:
-    print(error)
+for use in (lambda: pausefl.run(pausefl.load("demo"), progress=False), lambda: pausefl.tune):
+    try:
+        use()
+    except pausefl.ConfigError as error:
+        print(error)
 """
     missing = "jinja2, matplotlib, numba, prometheus_client, safetensors, torch: not installed"
-    assert python("-c", code) == f'3\n{missing}; pip install "pausefl[server,client,report]"\n'
+    needed = f'{missing}; pip install "pausefl[server,client,report]"'
+    assert python("-c", code) == f'3\n{needed}\npausefl_tune: not installed; pip install "pausefl[tune]"\n'
 
 
 def test_results_are_found_from_elsewhere(run: pausefl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
