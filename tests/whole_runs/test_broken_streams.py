@@ -101,7 +101,8 @@ async def test_an_upload_cut_off_is_sent_again_byte_by_byte_and_charged_once(tmp
         some.start("a", await run.port, BIG, privacy["a"])
         some.start("b", line.port, BIG, privacy["b"], unreliable)
         result = await run.finished()
-    assert (line.connected, [t for t, _ in uploads]) == (2, [1, 1, 2])
+    assert line.connected >= 2  # on a busy machine gRPC may try more than once
+    assert [t for t, _ in uploads] == [1, 1, 2]
     assert uploads[0] == uploads[1] != uploads[2]
     records = log_of(tmp_path / "run")
     assert [[o.client_id for o in r.observations] for r in records] == [["a", "b"]] * 2
@@ -127,7 +128,7 @@ async def test_a_stream_lost_while_a_client_trains_does_not_make_it_look_faster(
         some.start("a", await run.port)
         some.start("b", line.port, trainer=CutWhileTraining(line.cut, train_s))
         await run.finished()
-    assert line.connected == 2
+    assert line.connected >= 2
     (record,) = log_of(tmp_path / "run")
     timing = {o.client_id: o.timing for o in record.observations}["b"]
     assert timing.round_trip_s >= train_s
