@@ -16,8 +16,6 @@ from pausefl_proto.wire import Vector, digest
 KEPT_BYTES_MAX = 1 << 30
 """The oldest kept models are deleted beyond this total size. The last two always stay."""
 
-# How many slots' files are open at once. Asynchronous runs may have more slots than a process may open files.
-_MOST_OPEN = 64
 _SIZE_BYTES = 8
 _SEAL_BYTES = hashlib.sha256().digest_size
 
@@ -30,31 +28,30 @@ class Checkpoint:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._slots = slots
-        self._files: dict[int, int] = {}  # of the slots opened last
+        self._file: int | None = None  # of the slot that is written; there may be more than a process may open
         sync_folder(folder)  # of slots that a process made and was killed
 
     def save(self, round: int, theta: Vector) -> None:
         """Write θ_t durably: after the return it survives a crash."""
         self.write(round, theta)
-        self.sync(round)
+        self.sync()
 
     def write(self, round: int, theta: Vector) -> None:
         """Begin to write θ_t to the disk. Work done before `sync` shortens the wait of `sync`."""
-        slot = round % self._slots
-        if slot not in self._files:
-            if len(self._files) == _MOST_OPEN:
-                os.close(self._files.pop(next(iter(self._files))))
-            path = self._slot_path(round)
-            is_new = not path.exists()
-            self._files[slot] = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-            if is_new:
-                sync_folder(self._folder)
-        write_over(self._files[slot], theta.data.cast("B"))
-        begin_sync(self._files[slot])
+        path = self._slot_path(round)
+        is_new = not path.exists()
+        self.close()
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        if is_new:
+            sync_folder(self._folder)
+        write_over(self._file, theta.data.cast("B"))
+        begin_sync(self._file)
 
-    def sync(self, round: int) -> None:
-        """Make θ_t durable: after the return it survives a crash."""
-        sync_data(self._files[round % self._slots])
+    def sync(self) -> None:
+        """Make the model that was written durable: after the return it survives a crash."""
+        if self._file is not None:
+            sync_data(self._file)
+            self.close()
 
     def load(self, round: int, model_digest: str) -> Vector | None:
         """θ_t, (d,) float32. None if its slot does not hold it, because it was torn or overwritten."""
@@ -92,9 +89,10 @@ class Checkpoint:
         return (theta, state) if digest(theta) == model_digest else None
 
     def close(self) -> None:
-        """Close the slots' files."""
-        for file in self._files.values():
-            os.close(file)
+        """Close the file of a slot that was written and not made durable, if any."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
     def _slot_path(self, round: int) -> Path:
         return self._folder / f"slot-{round % self._slots}.f32"

@@ -39,7 +39,7 @@ class StoreActor(Actor[Write]):
         """Write θ_t, then the round with events of the next one. Returns when both are on disk."""
 
         def make_durable() -> None:
-            self._checkpoint.sync(record.round)
+            self._checkpoint.sync()
             if self._keep_every and record.round % self._keep_every == 0:
                 self._checkpoint.keep(record.round, theta, optimizer_state)
 
