@@ -46,9 +46,7 @@ class LeanLoop:
     def __init__(self, model: nn.Module, examples: Examples, settings: TrainingSettings) -> None:
         self._model = model
         self._parameters = list(model.parameters())
-        inputs = normalise(torch.from_numpy(examples.inputs))
-        is_convolved = any(isinstance(module, nn.Conv2d) for module in model.modules())
-        self._inputs = inputs.contiguous(memory_format=torch.channels_last) if is_convolved else inputs
+        self._inputs = normalise(torch.from_numpy(examples.inputs))
         self._labels = torch.from_numpy(examples.labels)
         self._optimizer = make_optimizer(settings, self._parameters)
         self._batch_size = settings.batch_size

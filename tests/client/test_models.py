@@ -1,6 +1,7 @@
 """Models, their flat vector on the wire, and optimizer states: joined, split, written and read back."""
 
 import copy
+import math
 import os
 from io import BytesIO
 from pathlib import Path
@@ -112,7 +113,9 @@ def test_the_seed_decides_and_the_global_generator_does_not() -> None:
 
 
 @pytest.mark.parametrize(("name", "shape"), [("cnn3", CIFAR), ("cnn5", CIFAR), ("fedts_fashion", MNIST)])
-def test_pooling_before_relu_changes_no_bit(name: str, shape: tuple[int, ...]) -> None:
+def test_pooling_before_relu_or_by_another_library_changes_no_bit_and_loses_no_nan(
+    name: str, shape: tuple[int, ...]
+) -> None:
     model = build_model(name, shape, 10, seed=1)
     layers = list(copy.deepcopy(model).children())
     for i, layer in enumerate(layers[:-1]):
@@ -121,12 +124,15 @@ def test_pooling_before_relu_changes_no_bit(name: str, shape: tuple[int, ...]) -
     published = nn.Sequential(*layers)  # the same parameters, with each ReLU before its pooling
     assert [type(layer) for layer in published] != [type(layer) for layer in model.children()]
     images, labels = torch.randn(20, *shape, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 10
+    images = images.contiguous(memory_format=torch.channels_last)
     for one in (model, published):
         torch.autograd.backward(nn.functional.cross_entropy(one(images), labels))
     for own, theirs in zip(model.parameters(), published.parameters(), strict=True):
         assert own.grad is not None
         assert theirs.grad is not None
         assert torch.equal(own.grad, theirs.grad)
+    images[3, 0, 0, 0] = math.nan
+    assert model(images).isnan().any(1).tolist() == [i == 3 for i in range(20)]
 
 
 @pytest.mark.parametrize(("name", "shape"), [("mlp", CIFAR), ("cnn3", CIFAR), (OWN, DIGIT)])

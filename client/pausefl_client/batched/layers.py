@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from pausefl_client.training.image_network import ImageNetwork
 from pausefl_client.training.random_layers import has_hooks
 from pausefl_proto.errors import PauseflError
 
@@ -22,7 +23,7 @@ class StackedNetwork:
     """Maps (k, n, *shape) inputs to (k, n, *shape) outputs: row i with the parameters of model i."""
 
     def __init__(self, model: nn.Module) -> None:
-        """NotStackable unless `model` is an nn.Sequential of layers in `_FORWARDS` that share no parameters."""
+        """NotStackable unless `model` is a sequence of layers in `_FORWARDS` that share no parameters."""
         self._layers = list(layers_of(model))
         self._counts = [len(list(layer.parameters())) for layer in self._layers]
         if has_hooks(model):  # torch would call them in a pass; a stacked pass does not
@@ -45,7 +46,7 @@ class StackedNetwork:
 
 def layers_of(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the layers in order, including those of nested sequences. NotStackable at an unsupported layer."""
-    if type(model) is nn.Sequential:
+    if isinstance(model, nn.Sequential) and type(model) in (nn.Sequential, ImageNetwork):
         for part in model:
             yield from layers_of(part)
     elif type(model) not in _FORWARDS:
@@ -80,7 +81,7 @@ def _conv2d(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch
     k = x.shape[0]
     weight, *bias = (parameter.flatten(0, 1) for parameter in parameters)
     images = _folded(x)
-    if images.device.type == "cpu":  # torch convolves and pools channels last faster, as in `torch_trainer`
+    if images.device.type == "cpu":  # torch convolves and pools channels last faster, as in `ImageNetwork`
         images = images.contiguous(memory_format=torch.channels_last)
     y = functional.conv2d(
         images, weight, bias[0] if bias else None, layer.stride, layer.padding, layer.dilation, k * layer.groups

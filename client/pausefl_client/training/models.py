@@ -12,6 +12,7 @@ from torch.nn import functional
 from pausefl_client.data.text import BUCKETS
 from pausefl_client.global_generators import seeded_generators
 from pausefl_client.registries import MODELS
+from pausefl_client.training.image_network import ImageNetwork
 from pausefl_client.training.model_vector import check_carried, trained_parameters
 from pausefl_proto.draws import stable_hash
 from pausefl_proto.errors import ConfigError
@@ -101,7 +102,7 @@ def fedts_cifar(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """
     channels, height, width = _image_shape("fedts_cifar", input_shape, least=16)
     sides = (((side - 4) // 2 - 4) // 2 for side in (height, width))
-    return nn.Sequential(
+    return ImageNetwork(
         nn.Conv2d(channels, 6, 5),
         *_pooled(),
         nn.Conv2d(6, 16, 5),
@@ -201,7 +202,7 @@ def _fedts_fashion(
     for channels in (16, 32):
         layers += [nn.Conv2d(before, channels, 5, padding=2), normalised(channels), *_pooled()]
         before = channels
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(before * (height // 4) * (width // 4), classes))
+    return ImageNetwork(*layers, nn.Flatten(), nn.Linear(before * (height // 4) * (width // 4), classes))
 
 
 def _cnn(
@@ -231,7 +232,7 @@ def _cnn(
     layers.append(nn.Flatten())
     for inputs, width in itertools.pairwise((before * math.prod(sides), *hidden)):
         layers += [nn.Linear(inputs, width), nn.ReLU(), of_rows(width)]
-    return nn.Sequential(*layers, nn.Linear(hidden[-1], classes))
+    return ImageNetwork(*layers, nn.Linear(hidden[-1], classes))
 
 
 def _image_shape(name: str, input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pausefl_client.global_generators import seeded_generators
+from pausefl_client.training.image_network import ImageNetwork
 
 _MAY_DRAW = (
     nn.modules.dropout._DropoutNd,
@@ -71,6 +72,7 @@ def has_hooks(model: nn.Module) -> bool:
 def _may_draw(model: nn.Module, trained_by: Sequence[object]) -> bool:
     """Whether the layers, or the objects by which they train, may draw random numbers. Unknown code may."""
     are_ours = all(type(part).__module__.startswith("pausefl_client.") for part in trained_by)
-    are_torchs = all(type(layer).__module__.startswith("torch.nn.modules.") for layer in model.modules())
+    layers = [layer for layer in model.modules() if type(layer) is not ImageNetwork]
+    are_torchs = all(type(layer).__module__.startswith("torch.nn.modules.") for layer in layers)
     known_to_draw = any(isinstance(layer, _MAY_DRAW) for layer in model.modules())
     return known_to_draw or not (are_ours and are_torchs) or has_hooks(model)

@@ -77,9 +77,6 @@ class TorchTrainer:
         self.inputs = torch.from_numpy(examples.inputs).to(device)
         """The inputs of all examples as they are stored. Images are bytes; `normalise` turns them into numbers."""
         self.targets = torch.from_numpy(examples.labels).to(device)
-        is_convolved = examples.inputs.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in model.modules())
-        # With channels last, torch's pooling on a CPU is several times as fast.
-        self._has_channels_last = is_convolved and device.type == "cpu"
         of_model = self.vector.manifest
         self.manifest = of_model.with_control() if self.method.has_control else of_model
         self._parameters = list(self.vector.parameters.values())
@@ -227,8 +224,6 @@ class TorchTrainer:
         while of_steps := list(itertools.islice(rows, at_once)):
             gathered, sizes = torch.cat(of_steps), [len(of_step) for of_step in of_steps]
             inputs = normalise(self.inputs[gathered])
-            if self._has_channels_last:
-                inputs = inputs.contiguous(memory_format=torch.channels_last)
             parts = (torch.split(values, sizes) for values in (inputs, self.targets[gathered]))
             for each in map(Batch, *parts):
                 stop_if_withdrawn()
