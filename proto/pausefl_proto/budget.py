@@ -24,7 +24,7 @@ class Budget(Bounded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.epsilon(1) > 0:
+        if self.noise_to_clip(1) > 1e36:  # from the first release on, no model could learn anything
             raise ConfigError(
                 f"privacy.epsilon_budget = {self.epsilon_budget}: too small to spend with privacy.eta = {self.eta}"
             )
