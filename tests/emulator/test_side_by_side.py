@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -13,9 +14,10 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -28,7 +30,7 @@ from pausefl.studies.campaign import CampaignInterrupted, Plan, Planned, begin, 
 from pausefl.studies.executors import _LOST_AFTER_LOOKS, _SlurmExecutor, player_on, side_by_side
 from pausefl.studies.job import Job, on_own_disk
 from pausefl.studies.playing import OneByOne, OnExecutor
-from pausefl.studies.sweep import run_sweep
+from pausefl.studies.sweep import _LONGEST_NAME, run_sweep
 from pausefl.studies.time_left import in_words, time_left
 from pausefl_process.ending import signals_to
 from pausefl_proto.errors import ConfigError, PauseflError
@@ -212,8 +214,9 @@ def test_no_signal_kill_or_disk_loses_a_run_brought_back(tmp_path: Path, monkeyp
     (tmp_path / SHARED_STEPS).write_text("steps")
     (tmp_path / ".run-of_other/old").mkdir(parents=True)
     (tmp_path / "run").rename(tmp_path / ".run-of_other/new")  # it was killed before its last step
-    for name in ("run", "runs/of-a-search"):
+    for name in ("run", "runs/of-a-search", "n" * _LONGEST_NAME):
         with on_own_disk(tmp_path / name) as run_dir:
+            run_dir.mkdir(exist_ok=True)
             assert (run_dir.parent / SHARED_STEPS).read_text() == "steps", "all runs train equally long"
     assert (tmp_path / "run/played").exists()
 
@@ -281,9 +284,10 @@ def test_a_run_whose_process_was_killed_goes_on(tmp_path: Path) -> None:
 
 
 def test_no_job_is_lost_while_slurm_is_silent_or_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is Slurm asked without a pause while an executor that was shut down waits for a job."""
     submitit = pytest.importorskip("submitit")
-    looks, done = tmp_path / "looks", tmp_path / "done"
-    (tmp_path / "squeue").write_text(f"#!/bin/sh\necho look >> {looks}\nexit 1\n")
+    os.mkfifo(go_on := tmp_path / "go on")
+    (tmp_path / "squeue").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr("pausefl.studies.executors._LOOKS_EVERY_S", 0.02)
@@ -292,29 +296,30 @@ def test_no_job_is_lost_while_slurm_is_silent_or_unreadable(tmp_path: Path, monk
         def __reduce__(self) -> tuple[type, tuple[str]]:
             return int, ("no number",)
 
-    def work(done: Path) -> Unreadable:
-        import time
-
-        while not done.exists():
-            time.sleep(0.05)
+    def work(go_on: Path) -> Unreadable:
+        go_on.read_bytes()  # once it is written
         return Unreadable()
 
-    run, refusals = subprocess.run, [BlockingIOError(11, "no process more")]
+    run, refusals, asked_s = subprocess.run, [BlockingIOError(11, "no process more")], list[float]()
 
     def refused_once(*words: Any, **options: Any) -> Any:
+        asked_s.append(time.monotonic())
         if refusals:
             raise refusals.pop()
         return run(*words, **options)
 
     monkeypatch.setattr("pausefl.studies.executors.subprocess.run", refused_once)
     with _SlurmExecutor(submitit.LocalExecutor(tmp_path / "jobs")) as executor:
-        future = executor.submit(work, done)
-        wait_for(lambda: looks.exists() and len(looks.read_text().split()) > 2 * _LOST_AFTER_LOOKS, "looks")
+        future = executor.submit(work, go_on)
+        wait_for(lambda: len(asked_s) > 2 * _LOST_AFTER_LOOKS, "looks")
         assert not future.done()
-        done.touch()
+        Thread(target=executor.shutdown, daemon=True).start()
+        wait_for(lambda: len(asked_s) > 4 * _LOST_AFTER_LOOKS, "more looks")
+        go_on.write_bytes(b"")
         wait_for(lambda: [*(tmp_path / "jobs").glob("*_result.pkl")], "the result")
         (tmp_path / "squeue").write_text("#!/bin/sh\n")
         assert "no number" in str(future.exception(30))
+    assert sorted(np.diff(asked_s))[1] >= 0.015, "but for the moment of the shutdown"
 
 
 @pytest.mark.parametrize(

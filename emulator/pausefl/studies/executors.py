@@ -4,9 +4,10 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -86,20 +87,17 @@ def _dask_client(address: str) -> Any:
         raise ConfigError(f"--on dask={address}: no Dask scheduler answers there ({in_one_line(error)})") from error
 
 
-@contextmanager
-def _dask(client: Any, options: Mapping[str, Any], _folder: Path, _whole_nodes: bool) -> Iterator[Executor]:
-    """Open Dask's own executor. `options` are keyword arguments of Dask's `submit`. The client stays for later ones."""
+def _dask(client: Any, options: Mapping[str, Any], _folder: Path, _whole_nodes: bool) -> Executor:
+    """Dask's own executor. `options` are keyword arguments of Dask's `submit`. The client stays for later ones."""
     try:
-        executor = client.get_executor(pure=False, **options)
+        executor: Executor = client.get_executor(pure=False, **options)
     except TypeError as error:
         raise ConfigError(f"--on-option: {error}") from error
-    with executor:
-        yield executor
+    return executor
 
 
-@contextmanager
-def _slurm(options: Mapping[str, Any], folder: Path, whole_nodes: bool) -> Iterator[Executor]:
-    """Open an executor of Slurm jobs. `options` are those of sbatch; the folder's `jobs` holds scripts and logs."""
+def _slurm(options: Mapping[str, Any], folder: Path, whole_nodes: bool) -> Executor:
+    """An executor of Slurm jobs. `options` are those of sbatch; the folder's `jobs` holds scripts and logs."""
     import submitit
 
     executor = submitit.SlurmExecutor(folder.absolute() / "jobs", max_num_timeout=_MOST_TIMEOUTS)
@@ -107,8 +105,7 @@ def _slurm(options: Mapping[str, Any], folder: Path, whole_nodes: bool) -> Itera
     given = {"job_name": "pausefl", **({"exclusive": True} if whole_nodes else {}), **options}
     more = {key: value for key, value in given.items() if key not in known}
     executor.update_parameters(additional_parameters=more, **{k: v for k, v in given.items() if k in known})
-    with _SlurmExecutor(executor) as opened:
-        yield opened
+    return _SlurmExecutor(executor)
 
 
 class _SlurmExecutor(Executor):
@@ -137,14 +134,16 @@ class _SlurmExecutor(Executor):
         self._thread.join()
 
     def _look(self) -> None:
-        while self._jobs or not self._is_shut.wait(_LOOKS_EVERY_S):
+        while not self._is_shut.wait(_LOOKS_EVERY_S) or self._jobs:
             # OSError: the folder of the jobs cannot be read, or no process be started. The next look may succeed.
             with suppress(OSError):
                 queued = _queued()
                 for job in list(self._jobs):
                     job.look("unknown" if queued is None else queued.get(job.number, ""))
-            self._jobs = [job for job in self._jobs if not job.done()]
-            self._is_shut.wait(_LOOKS_EVERY_S)
+            for job in [job for job in self._jobs if job.done()]:
+                self._jobs.remove(job)  # in place, as `submit` may add others meanwhile
+            if self._jobs and self._is_shut.is_set():
+                time.sleep(_LOOKS_EVERY_S)  # as `wait` returns at once from now on
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 Grid = Mapping[str, Sequence[Any]]
 """The values to try, by key of the experiment."""
 MOST_RUNS = 10_000
-# The most bytes of a file name, and how many leading characters of a longer name are kept so that it can be read.
-_LONGEST_NAME, _KEPT = 255, 100
+# A file's name has up to 255 bytes, ten of which `job.on_own_disk` adds. A longer name keeps some leading characters.
+_LONGEST_NAME, _KEPT = 245, 100
 
 
 @dataclass(frozen=True)
