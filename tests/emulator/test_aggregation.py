@@ -240,5 +240,5 @@ def test_an_update_far_greater_than_the_rounds_median_is_an_outlier() -> None:
     unit = np.full(4, 0.5, np.float32)  # of norm 1
     found = rules.outliers([unit, 2 * unit, 100 * unit], norm_limit=3.0)
     assert found == {2: "has a norm of 100, the round's others allow 6"}
-    for updates in ([unit, 0 * unit], [0 * unit] * 2, []):
+    for updates in ([unit, 0 * unit], [0 * unit] * 2):
         assert rules.outliers(updates, norm_limit=3.0) == {}

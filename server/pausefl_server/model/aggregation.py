@@ -93,9 +93,9 @@ def capped_shares(weights: FloatArray, share_max: float) -> FloatArray:
 
 
 def outliers(updates: Sequence[Vector], norm_limit: float) -> dict[int, str]:
-    """The indices of updates whose L2 norm exceeds `norm_limit` times the median norm, and the reason in words."""
+    """The indices of updates whose L2 norm exceeds `norm_limit` > 1 times the median, never all; and why, in words."""
     norms = [_norm(update) for update in updates]
-    bound = norm_limit * float(np.median(norms)) if norms else 0.0
+    bound = norm_limit * float(np.median(norms))
     return {
         i: f"has a norm of {norm:.3g}, the round's others allow {bound:.3g}"
         for i, norm in enumerate(norms)

@@ -59,6 +59,8 @@ def aggregate(
         weight = step.weight(draw, state.table)
         updates.append(WeightedUpdate(draw.client_id, vector, weight, step.number - draw.round, base))
     updates += [WeightedUpdate(u.client_id, u.vector, weight, step.number - u.round) for u, weight in late]
+    if not updates:
+        return AggregatedRound(model, observations, tuple(step.capped))
     updates = [discounted(update, settings.asynchronous, model) for update in updates]
     found: dict[int, str] = {}
     if (limit := settings.aggregation.norm_limit) is not None:
@@ -71,8 +73,6 @@ def aggregate(
     fates = [dropped(update, found[i]) if i in found else merged(update, step.number) for i, update in of_late]
     kept = [i for i in range(len(updates)) if i not in found]
     updates = [updates[i] for i in kept]
-    if not updates:
-        return AggregatedRound(model, observations, (*events, *fates))
     shares, capped = _capped(updates, settings.aggregation.weight_share_max)
     coefficients = shares / shares.sum()
     if settings.asynchronous.normaliser == "plain":
