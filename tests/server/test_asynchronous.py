@@ -444,6 +444,16 @@ async def test_a_tier_that_has_all_its_answers_waits_for_none_of_another(rig: Ma
     assert [{o.client_id for o in record.observations} for record in play.records] == [{*"ab"}, {"c"}, {*"ab"}]
 
 
+async def test_a_round_whose_clients_are_of_two_tiers_by_its_end_is_the_slower_tiers(rig: MakeRig) -> None:
+    steps = Asynchronous(concurrency=4, buffer=2, rule="fedat")
+    async with playing(rig, "abcd", steps, Dealt(4, tiers=2), rounds=1) as play:
+        assert await play.handed_out(2) == [*"ab"]
+        play.rig.coordinator.state.policy = Dealt(4, tiers=2, of_client="0111")  # formed anew, by latency
+        for client_id in "ab":
+            await play.answer(client_id)
+    assert play.rig.coordinator.model.optimizer_state[-2:].tolist() == [0, 1]
+
+
 def few_steps(concurrency: int, rounds: int, **of_steps: Any) -> dict[str, Any]:
     """Settings of an asynchronous run that needs exactly `concurrency` clients."""
     steps = Asynchronous(concurrency=concurrency, **of_steps)

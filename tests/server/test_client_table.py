@@ -159,12 +159,13 @@ def aggregated(
     settings: ServerSettings,
     weights: FloatArray | None = None,
     late: Sequence[tuple[Update, float]] = (),
+    chosen: Sequence[str] = IDS,
 ) -> AggregatedRound:
     """A round of five clients, of which those in `updates` have answered. The model is zero and has two parameters."""
     state = RunState.start(NotTheSecond(5), 1)
     state.table.apply_events([LogEvent("joined", i, n_examples=10 * (k + 1)) for k, i in enumerate(IDS)], round=1)
     opened = OpenStep(1, needed=5, settings=settings, elapsed=Elapsed(0.0, 0.0))
-    opened.give(Dispatch(1, 1, (), 0.0, 0.0), Selection(np.arange(5), weights), IDS, sent_s=0.0, timeout_s=1.0)
+    opened.give(Dispatch(1, 1, (), 0.0, 0.0), Selection(np.arange(5), weights), chosen, sent_s=0.0, timeout_s=1.0)
     for client_id, vector in updates.items():
         opened.take(answer_of(client_id, 1, Release(), vector=vector), state.table, now_s=1.0)
     size = next(iter(updates.values())).size
@@ -190,15 +191,19 @@ def test_a_control_variate_is_neither_shown_to_the_policy_nor_counted_in_a_norm(
     updates["c"][2:] = 1e6
     found = aggregated(updates, server_settings(2, aggregation=Aggregation(norm_limit=30.0)))
     assert (found.events, {o.statistics["size"] for o in found.observations.values()}) == ((), {2.0})
+    moved = sum(updates[i][2:] for i in "acd") / len(IDS)
+    np.testing.assert_allclose(found.model.theta[2:], moved, rtol=1e-6)
 
 
-def test_a_fresh_and_a_late_update_of_a_client_are_rejected_each() -> None:
+def test_a_fresh_and_a_late_update_of_a_client_are_rejected_each_once() -> None:
+    """Also the fresh one of a client that was drawn twice, which counts twice where it is used."""
     unit, great = np.ones(2, np.float32), np.full(2, 1000.0, np.float32)
     late = [(answer_of(i, 1, Release(), vector=vector), 1.0) for i, vector in (("c", great), ("a", unit))]
     updates = {"a": unit, "c": great, "d": unit, "e": unit}
-    found = aggregated(updates, server_settings(2, aggregation=Aggregation(norm_limit=3.0)), late=late)
+    found = aggregated(updates, server_settings(2, aggregation=Aggregation(norm_limit=3.0)), None, late, (*IDS, *"cd"))
     fates = [("rejected", "c"), ("rejected", "c"), ("dropped", "c"), ("merged", "a")]
     assert [(event.kind, event.client_id) for event in found.events] == fates
+    assert found.observations["d"].weight == pytest.approx((40 + 40) / (10 + 40 + 40 + 50 + 1))
     np.testing.assert_allclose(found.model.theta, unit)
 
 

@@ -48,12 +48,11 @@ def test_the_energy_is_equation_14_by_hand() -> None:
     table.connected[:] = [True, True, False]
     context = context_of(table, 4)
     energies = []
-    for k, (share, count, inverse_s, spent) in enumerate(((0.75, 2, 15.0, 30.0), (0.25, 1, 2.0, 10.0))):
+    for share, count, inverse_s, spent in ((0.75, 2, 15.0, 30.0), (0.25, 1, 2.0, 10.0)):
         x = share - count / 3
         g = np.sign(x) * abs(x) ** 1.5
         ucb = 1.5 * 0.05 * inverse_s / count + np.sqrt(2 * np.log(3) / count)
         energies.append(ucb + 7.0 * g + 2.0 * (1 - spent / 100))
-        assert Pause(1, alpha=7.0, gamma=2.0, beta=1.5, zeta=1.5).choice(None, context).rows.size == 2, k
     selection = Pause(1, alpha=7.0, gamma=2.0, beta=1.5, zeta=1.5).select(None, context)
     assert selection.rows.tolist() == [int(np.argmax(energies))]
     assert selection.details["energy"] == pytest.approx(max(energies))
@@ -174,8 +173,6 @@ def test_ucb_leaves_out_no_greater_ucb_than_it_takes(history: list[tuple[int, in
         ucb = np.where(table.measured > 0, 0.1 + width / np.sqrt(table.measured), np.inf)
     first = np.lexsort((table.tie_key, -ucb, table.chosen > 0))[:m]
     assert set(first) == set(np.flatnonzero(taken))
-    if (table.chosen > 0).all() and not taken.all():
-        assert ucb[taken].min() >= ucb[~taken].max()
 
 
 def test_from_the_exact_start_annealing_equals_pause_under_r1() -> None:
