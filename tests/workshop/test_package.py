@@ -108,6 +108,8 @@ def n_tried(study: Path) -> int:
 PRIVATE = {
     "multiprocessing.forkserver._forkserver": "multiprocessing.forkserver:_forkserver",
     "PollerCompletionQueue._handle_events": "grpc._cython.cygrpc:PollerCompletionQueue._handle_events",
+    "submitit.SlurmExecutor._valid_parameters": "submitit:SlurmExecutor._valid_parameters",
+    "torch.nn.modules.batchnorm._NormBase": "torch.nn.modules.batchnorm:_NormBase",
     "torch.nn.modules.dropout._DropoutNd": "torch.nn.modules.dropout:_DropoutNd",
     "torch._foreach_copy_": "torch:_foreach_copy_",
     "torch._foreach_zero_": "torch:_foreach_zero_",

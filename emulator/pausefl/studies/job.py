@@ -53,7 +53,7 @@ class Job:
         if self.is_elsewhere and not (self.folder / CAMPAIGN_PLAN).exists():
             return UnfitMachine(f"{self.folder}: is not there on {os.uname().nodename}; choose a folder that is shared")
         # A pool's workers may be daemons, which Python forbids to start processes. Ours end together with their parent.
-        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # private
+        multiprocessing.current_process().daemon = False
         try:
             experiment = parse_experiment(self.source)
             kept = self.folder / self.name
