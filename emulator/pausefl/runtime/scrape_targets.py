@@ -1,6 +1,7 @@
 """Tells Prometheus where to scrape a run while it lasts: RUN_DIR/targets.json, a file for `file_sd_configs`."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -43,5 +44,6 @@ class Targets:
             by_job.setdefault(SERVER if process == SERVER else "pausefl-clients", []).append(address)
         run = self._run_dir.name
         groups = [{"targets": addresses, "labels": {"job": job, "run": run}} for job, addresses in by_job.items()]
-        # In one step: Prometheus reads the file whenever it changes.
-        write_durably(self._run_dir / "targets.json", json.dumps(groups, indent=1) + "\n")
+        with suppress(OSError):  # a full disk or a moved folder, which the server reports
+            # In one step: Prometheus reads the file whenever it changes.
+            write_durably(self._run_dir / "targets.json", json.dumps(groups, indent=1) + "\n")

@@ -36,13 +36,11 @@ def added_to_environment(**variables: str) -> Iterator[None]:
     """Add these variables, and gRPC's, for processes started in the block. After it, the environment is as before."""
     with _LOCK:
         added = {**grpc_defaults(), **variables}
-        before = {name: os.environ.get(name) for name in added}
+        before = {name: os.environ[name] for name in added if name in os.environ}
         os.environ.update(added)
         try:
             yield
         finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+            for name in added:
+                del os.environ[name]
+            os.environ.update(before)
