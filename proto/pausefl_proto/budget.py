@@ -71,7 +71,7 @@ class Budget(Bounded):
         """The number of participations until the floor is reached; None without a floor."""
         if not self.epsilon_floor:
             return None
-        i = round(1 + math.log(self.epsilon(1) / self.epsilon_floor) / self.eta)
+        i = round(1 + (math.log(self.epsilon(1)) - math.log(self.epsilon_floor)) / self.eta)
         # The logarithm may round to either side of a whole number.
         return i if self.affords(i) else i - 1
 

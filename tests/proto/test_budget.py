@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import pytest
 from annotated_types import Lt
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pausefl_client.privacy.mechanism import Mechanism
@@ -34,6 +34,7 @@ def test_spent_is_the_sum_of_what_each_participation_spends(budget: Budget, part
     assert budget.spent(participations) <= budget.epsilon_budget
 
 
+@example(budget=Budget(10.0, 1.0), share=1e-320)
 @given(budget=budgets, share=st.floats(1e-9, 1.0))
 def test_the_floor_allows_exactly_the_participations_it_says(budget: Budget, share: float) -> None:
     floored = Budget(budget.epsilon_budget, budget.eta, share * budget.epsilon(1))
