@@ -316,7 +316,8 @@ def test_losses_and_label_counts_are_kept_of_those_who_disclose_them() -> None:
     table = table_of("a", "b")
     assert np.isnan(table.last_loss).all()
     labels = {"label_1": 4.0, "label_0": 3.0, "norm": 9.0}
-    table.apply_round(record(1, observation("a", loss=0.7, statistics=labels), observation("b")))
+    others = observation("b", statistics={"norm": 9.0})
+    table.apply_round(record(1, observation("a", loss=0.7, statistics=labels), others))
     np.testing.assert_array_equal(table.last_loss, [0.7, np.nan])
     assert {row: counts.tolist() for row, counts in table.label_counts.items()} == {0: [3.0, 4.0]}
 

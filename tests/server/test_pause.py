@@ -139,6 +139,16 @@ def test_a_forgetful_index_explores_by_the_rounds_that_it_remembers(forgetful: d
         assert choice.ucb == pytest.approx(mean + np.sqrt((M + 1) * math.log(rounds) / count))
 
 
+def test_in_an_asynchronous_run_c_jobs_count_as_a_round_also_since_a_client_joined() -> None:
+    """Six rounds are over when the client joins, nine when the policy chooses, for two places."""
+    play = Play(Pause(M), IDS[:12]).rounds(6)
+    play.table.apply_events([LogEvent("joined", IDS[12], n_examples=100)], round=7)
+    play.table.chosen[12] = play.table.measured[12] = 1
+    in_rounds = Pause(M).choice(None, context_of(play.table, 10))
+    in_steps = Pause(2).choice(None, context_of(play.table, 55, concurrency=M, jobs=9 * M))
+    np.testing.assert_array_equal([in_steps.g, in_steps.ucb], [in_rounds.g, in_rounds.ucb])
+
+
 def test_before_any_answer_an_automatic_tau_min_is_the_fastest_clients_mean() -> None:
     play = Play(Genie(M, alpha=0.0, gamma=0.0), tau_min_s=None)
     assert play.one_round().chosen == IDS[:M]
