@@ -79,7 +79,7 @@ def test_places_are_idle_while_nobody_is_at_work_and_staleness_is_a_mean_over_up
     again = observation("a", handed_out_s=3.0, came_back_s=3.5)
     tally = RunTally([record(1, observation("a", came_back_s=3.0), late), record(2, again)])
     assert tally.clients_at_work(4.0) == 1.0
-    assert [tally.idle_share(4.0, places) for places in (None, 4, 1)] == [0.5, 0.75, 0.0]
+    assert [tally.idle_share(*of) for of in ((4.0, None), (4.0, 4), (2.0, 1))] == [0.5, 0.75, 0.0]
     assert tally.staleness == {"mean": 1.0, "max": 3}
 
 
