@@ -17,7 +17,7 @@ def path_drifts(originals: Sequence[Vector], newcomers: Sequence[Vector], weight
     w_o is the mean of the n > 0 originals and w_oi = (n w_o + ε w_i)/(n + ε), so w_oi − w_o = ε (w_i − w_o)/(n + ε).
     """
     share = _share(len(originals), weight)
-    centre = _mean(originals)
+    centre = weighted_mean(originals, np.ones(len(originals)))
     return [share**2 * squared_distance(newcomer, centre) for newcomer in newcomers]
 
 
@@ -28,7 +28,7 @@ def leave_one_out_drifts(originals: Sequence[Vector], weight: float | None) -> l
     """
     n = len(originals)
     share = _share(n - 1, weight) * n / (n - 1)
-    centre = _mean(originals)
+    centre = weighted_mean(originals, np.ones(len(originals)))
     return [share**2 * squared_distance(original, centre) for original in originals]
 
 
@@ -40,16 +40,15 @@ def two_means(values: Sequence[float], centroids: tuple[float, float]) -> tuple[
     """
     points, (low, high) = np.asarray(values), sorted(centroids)
     for _ in values:
+        before = low, high
         is_high = np.abs(points - high) < np.abs(points - low)
         low = float(points[~is_high].mean()) if not is_high.all() else low
         high = float(points[is_high].mean()) if is_high.any() else high
+        if (low, high) == before:  # all further steps change nothing either
+            break
     return min(low, high), max(low, high)
 
 
 def _share(n: int, weight: float | None) -> float:
     """ε/(n + ε), the share of a newcomer in the mean with n originals."""
     return 0.5 if weight is None else weight / (n + weight)
-
-
-def _mean(vectors: Sequence[Vector]) -> Vector:
-    return weighted_mean(vectors, np.ones(len(vectors)))
