@@ -28,9 +28,6 @@ def misfit(found: type, base: type) -> str:
             takes.bind(*wanted)  # by position: a subclass may name its parameters differently
         except TypeError:
             place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
-            return f"its `{name}` must take ({', '.join(wanted)}); takes {_without_types(takes)} ({place})"
+            untyped = Signature([part.replace(annotation=Parameter.empty) for part in takes.parameters.values()])
+            return f"its `{name}` must take ({', '.join(wanted)}); takes {untyped} ({place})"
     return ""
-
-
-def _without_types(taken: Signature) -> str:
-    return str(Signature([parameter.replace(annotation=Parameter.empty) for parameter in taken.parameters.values()]))

@@ -102,9 +102,11 @@ class OpenStep:
         self.selections.append(selection)
         self.attempt, self.timeout_s = job.attempt, max(self.timeout_s, timeout_s)
         weights = [None] * len(chosen) if selection.weights is None else selection.weights.tolist()
-        draws = [Draw(job.round, job.attempt, i, *each) for i, each in enumerate(zip(chosen, weights, strict=True))]
-        for client_id in dict.fromkeys(chosen):
-            self.add_job(client_id, job, sent_s, timeout_s, [draw for draw in draws if draw.client_id == client_id])
+        draws: dict[str, list[Draw]] = {}
+        for i, each in enumerate(zip(chosen, weights, strict=True)):
+            draws.setdefault(each[0], []).append(Draw(job.round, job.attempt, i, *each))
+        for client_id, of_client in draws.items():
+            self.add_job(client_id, job, sent_s, timeout_s, of_client)
 
     def add_job(self, client_id: str, job: Dispatch, sent_s: float, timeout_s: float, draws: Iterable[Draw]) -> None:
         """Wait for a client's answer to this job, which may be an earlier step's."""
@@ -195,6 +197,8 @@ class OpenStep:
 
     def miss_overdue(self, now_s: float) -> list[str]:
         """Stop waiting for the clients that are overdue; returns them."""
+        if min(self.due.values(), default=math.inf) > now_s:  # as after most messages
+            return []
         self._make_up_for_stall(now_s)
         overdue = [client_id for client_id, until_s in self.due.items() if until_s <= now_s]
         for client_id in overdue:
