@@ -35,9 +35,9 @@ def read_token_digests(path: str) -> dict[str, bytes]:
     return digests
 
 
-def read_ids(path: str) -> tuple[str, ...]:
+def read_ids(path: str) -> frozenset[str]:
     """The ids, or patterns of ids, that may join, one per line. ConfigError if the file cannot be read or has none."""
-    ids = tuple(line.strip() for line in _read("admission.clients_file", path).splitlines() if line.strip())
+    ids = frozenset(line.strip() for line in _read("admission.clients_file", path).splitlines()) - {""}
     if not ids:
         raise ConfigError(f'admission.clients_file = "{path}": holds no client')
     return ids

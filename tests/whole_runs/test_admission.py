@@ -83,9 +83,19 @@ def test_an_id_is_a_clients_own_only_where_it_has_shown_that() -> None:
 
 def test_an_id_has_at_most_128_printable_characters() -> None:
     Admission().check("x" * 128, [], "")
-    for wrong in ("", "x" * 129, "a\nb"):
+    for wrong in ("", "x" * 129, "a\nb", "a\x1b[2J"):
         with pytest.raises(WireError, match="a client id has 1 to 128 printable characters"):
             Admission().check(wrong, [], "")
+
+
+def test_a_listed_id_is_found_at_once_and_others_by_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    admission = Admission(listed=frozenset(("a", "[bc]")))
+    assert [admission.check(client_id, [], "") for client_id in "abc"] == [False] * 3
+    for wrong in ("d", "[bc]"):
+        with pytest.raises(WireError, match="none of this run's"):
+            admission.check(wrong, [], "")
+    monkeypatch.setattr("pausefl_server.rounds.admission.fnmatchcase", None)  # no pattern is tried
+    admission.check("a", [], "")
 
 
 @pytest.mark.parametrize(("file", "own", "other"), [("clients/a", "a", "b"), ("clients/group-*", "group-007", "a")])
@@ -154,7 +164,6 @@ async def test_a_request_for_the_experiment_that_does_not_come_holds_no_stream(f
 @pytest.mark.parametrize(
     ("ids", "client_id", "reason"),
     [
-        (frozenset("ab"), "a\x1b[2J", "1 to 128 printable characters"),
         (frozenset("ab"), "c", "client id 'c' is none of this run's"),
         (frozenset("ab"), "a", "welcome"),
         ("client-*", "client-9", "welcome"),

@@ -39,7 +39,7 @@ class Admission:
 
     ids: frozenset[str] | str | None = None
     """The ids that may join, or one pattern for them with * and ?; None: any id."""
-    listed: tuple[str, ...] | None = None
+    listed: frozenset[str] | None = None
     """Ids and patterns, one of which the id must match too; None: any id."""
     by_certificate: bool = False
     """A certificate proves the ids that match one of its subject alternative names, which may be patterns."""
@@ -92,8 +92,10 @@ class Admission:
         return True
 
     def _has(self, client_id: str) -> bool:
-        if self.listed is not None and not any(fnmatchcase(client_id, pattern) for pattern in self.listed):
-            return False
+        if self.listed is not None:
+            is_listed = client_id in self.listed and "[" not in client_id  # tried first: there may be many patterns
+            if not is_listed and not any(fnmatchcase(client_id, pattern) for pattern in self.listed):
+                return False
         if self.ids is None:
             return True
         return fnmatchcase(client_id, self.ids) if isinstance(self.ids, str) else client_id in self.ids

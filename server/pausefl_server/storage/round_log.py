@@ -50,11 +50,6 @@ def _observation_of(row: tuple[Any, ...]) -> Observation:
     return Observation(timing=timing, host=host, statistics=json.loads(row[-1]), **scalars)
 
 
-def _miss_of(row: tuple[Any, ...]) -> Miss:
-    """The miss from its row, without the columns of round and attempt."""
-    return Miss(**dict(zip(MISS_COLUMNS, row, strict=True)) | {"teaches": bool(row[-1])})
-
-
 OpenDatabase = Callable[[], AbstractContextManager[sqlite3.Connection]]
 """Returns a context manager that opens a run's database for a block, possibly read-only."""
 
@@ -116,7 +111,7 @@ def _record(
     return RoundRecord(
         observations=observations,
         events=tuple(LogEvent(*event) for event in database.execute(SELECT_EVENTS, row[:2])),
-        misses=tuple(map(_miss_of, database.execute(_SELECT_MISSES, row[:2]))),
+        misses=tuple(Miss(*miss[:-1], bool(miss[-1])) for miss in database.execute(_SELECT_MISSES, row[:2])),
         failed_attempts=failed_attempts,
         host=HostReport(*row[len(_ROUND) :]),
         **values,
