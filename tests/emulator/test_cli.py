@@ -113,6 +113,7 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["tune", "--resume", "t", "--trials", "50"], "only --real-seeds, --jobs, --on, --on-option can"),
         (["audit", ".", "--set", "privacy.eta=9"], "--set: cannot go with RUN_DIR"),
         (["certs", "certs", "localhost", "--clients=-1"], "--clients -1: is no name"),
+        (["certs", "certs", "localhost", "--clients=1000001"], "clients.count = 1000001: must be at most 1000000"),
     ],
 )
 def test_bad_input_is_said_in_one_line(

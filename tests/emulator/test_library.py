@@ -320,6 +320,7 @@ AT_ONCE = {"latency.tau_min_s": "auto", "latency.delay.kind": "none"}
 KEPT = make_dataclass("Kept", [("share", float, 0.5)])
 WRONG: dict[str, tuple[Callable[[pausefl.Experiment], object], str]] = {
     "rounds": (lambda e: pausefl.simulate(e, 0), r"^rounds = 0: must be a whole number of at least 1$"),
+    "many rounds": (lambda e: pausefl.run(e, rounds=10**7), r"^experiment.rounds = 10000000: must be at most 1000000$"),
     "seeds": (lambda e: pausefl.simulate(e, 10, seeds=0), r"^seeds = 0: must be"),
     "a child's": (lambda e: pausefl.simulate(e.replace(AT_ONCE), 9, seeds=2, jobs=2), r"^latency\.tau_min_s = .auto."),
     "a truth for seeds": (lambda e: pausefl.compare(e, ["all"], seeds=True), r"^seeds = True: must be a whole number"),

@@ -50,11 +50,11 @@ def data(options: argparse.Namespace) -> None:
 def certs(options: argparse.Namespace) -> None:
     """Make a certificate authority, certificates and tokens."""
     from pausefl.certificates import make_certificates
-    from pausefl.experiment.tables import ClientGroup
+    from pausefl.experiment.experiment import parse_experiment
 
     if options.clients.isdecimal():
         count = int(options.clients)
-        client_ids = ClientGroup(count=count).client_ids("client") if count else []
+        client_ids = parse_experiment("", [f"clients.count={count}", "selection.m=1"]).client_ids if count else []
     else:
         client_ids = listed_names(options.clients)
     for client_id in client_ids:

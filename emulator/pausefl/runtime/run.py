@@ -22,6 +22,8 @@ from pausefl.runtime.standing_fleet import StandingFleet
 from pausefl_client.privacy.mechanism import ExactLaplace
 from pausefl_process.events import Preparing, Report
 from pausefl_process.files import prepare_folder
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.wire import MOST_ROUNDS
 
 
 def run_experiment(
@@ -43,6 +45,8 @@ def run_experiment(
     discards the rounds after that one. `stop` ends the run as SIGTERM does. With `fleet`, clients come from outside.
     `observers` receive the run's progress, as the experiment's own observers do. Bad input leaves no directory behind.
     """
+    if (rounds := experiment.experiment.rounds) > MOST_ROUNDS:  # as of --rounds, which is not checked with its table
+        raise ConfigError(f"experiment.rounds = {rounds}: must be at most {MOST_ROUNDS}")
     if resume:
         refuse_clients_elsewhere(run_dir, served=fleet is not None)
     if fleet is not None:

@@ -4,9 +4,8 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -130,20 +129,17 @@ class _SlurmExecutor(Executor):
 
     def shutdown(self, *_: object, **__: object) -> None:
         """Wait until all jobs have ended."""
+        wait(self._jobs)
         self._is_shut.set()
         self._thread.join()
 
     def _look(self) -> None:
-        while not self._is_shut.wait(_LOOKS_EVERY_S) or self._jobs:
+        while not self._is_shut.wait(_LOOKS_EVERY_S):
             # OSError: the folder of the jobs cannot be read, or no process be started. The next look may succeed.
             with suppress(OSError):
                 queued = _queued()
-                for job in list(self._jobs):
+                for job in [job for job in self._jobs if not job.done()]:
                     job.look("unknown" if queued is None else queued.get(job.number, ""))
-            for job in [job for job in self._jobs if job.done()]:
-                self._jobs.remove(job)  # in place, as `submit` may add others meanwhile
-            if self._jobs and self._is_shut.is_set():
-                time.sleep(_LOOKS_EVERY_S)  # as `wait` returns at once from now on
 
 
 @dataclass(frozen=True)
