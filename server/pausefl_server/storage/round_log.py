@@ -111,7 +111,7 @@ def _record(
     return RoundRecord(
         observations=observations,
         events=tuple(LogEvent(*event) for event in database.execute(SELECT_EVENTS, row[:2])),
-        misses=tuple(Miss(*miss[:-1], bool(miss[-1])) for miss in database.execute(_SELECT_MISSES, row[:2])),
+        misses=tuple(Miss(*m[:-1], teaches=bool(m[-1])) for m in database.execute(_SELECT_MISSES, row[:2])),
         failed_attempts=failed_attempts,
         host=HostReport(*row[len(_ROUND) :]),
         **values,
