@@ -53,7 +53,7 @@ STOPPED = HostReport(stopped_s=4.0)
 def open_round(time_scale: float = 1.0) -> OpenStep:
     """A round with the clients a and b."""
     job, chosen = Dispatch(1, 1, (), 0.0, ready_s=SENT_S), Selection(np.array([0, 1]))
-    opened = OpenStep(1, needed=2, settings=server_settings(8, time_scale=time_scale), elapsed=Elapsed(0.0, SENT_S))
+    opened = OpenStep(1, needed=2, settings=server_settings(8, time_scale=time_scale), elapsed=Elapsed(3.0, SENT_S))
     opened.give(job, chosen, ("a", "b"), sent_s=SENT_S, timeout_s=TIMEOUT_S)
     return opened
 
@@ -73,23 +73,40 @@ def test_a_round_takes_the_wait_for_the_silent_only_where_they_were_needed(is_ne
 
 
 @pytest.mark.parametrize(
-    ("missed", "now_s"),
+    ("missed", "now_s", "at_work_s"),
     [
-        (OpenStep.miss_overdue, 40.0),
-        (OpenStep.end, 15.0),
-        (lambda opened, now_s: opened.fail("b", "refused", "", now_s), 15.0),
+        (OpenStep.miss_overdue, 40.0, 30 / 0.1),
+        (OpenStep.end, 15.0, 4 / 0.1 + 1),
+        (lambda opened, now_s: opened.fail("b", "refused", "", now_s), 15.0, 5 / 0.1),
     ],
 )
-def test_clients_that_missed_were_at_work_within_elapsed_time(
-    missed: Callable[[OpenStep, float], object], now_s: float
+def test_jobs_are_out_in_elapsed_time_until_their_answer_or_miss(
+    missed: Callable[[OpenStep, float], object], now_s: float, at_work_s: float
 ) -> None:
     opened = open_round(0.1)
     answer = answer_of("a", 1, Release(), timing=Timing(4.0), arrived_s=14.0)
     opened.take(answer, table_of({"a": [], "b": []}), now_s=14.0)
     missed(opened, now_s)
     record = opened.record("", now_s, 0.0, HostReport())
-    assert 0 < record.misses[0].at_work_s <= 2 * record.elapsed_s - record.observations[0].came_back_s
+    assert [(o.handed_out_s, o.came_back_s) for o in record.observations] == [(3.0, 3 + 4 / 0.1)]
+    assert record.misses[0].at_work_s == record.elapsed_s - 3.0 == pytest.approx(at_work_s)
     assert record.round_latency_s <= record.elapsed_s
+
+
+def test_a_step_waits_as_long_as_its_most_patient_hand_out() -> None:
+    opened = open_round()
+    opened.give(Dispatch(1, 2, (), 0.0, SENT_S), Selection(np.array([2])), ("c",), SENT_S, timeout_s=1.0)
+    assert opened.due == {"a": 40.0, "b": 40.0, "c": 11.0}
+    assert opened.record("", SENT_S, 0.0, HostReport()).deadline_s == TIMEOUT_S
+
+
+def test_a_job_that_was_handed_out_later_in_elapsed_time_than_it_ended_took_no_time() -> None:
+    """Waits count in real time until an answer tells how long they were at the emulated scale."""
+    opened = open_round(4.0)
+    opened.give(Dispatch(1, 2, (), 0.0, 14.0), Selection(np.array([2])), ("c",), sent_s=14.0, timeout_s=TIMEOUT_S)
+    opened.take(answer_of("a", 1, Release(), timing=Timing(4.0), arrived_s=14.0), table_of({"a": []}), now_s=14.0)
+    opened.miss("c", "refused", "", 14.0)
+    assert (opened.jobs["c"].elapsed_s, opened.elapsed.elapsed_s, opened.misses["c"].at_work_s) == (7.0, 4.0, 0.0)
 
 
 @pytest.mark.parametrize(
