@@ -34,7 +34,7 @@ from pausefl_server.selection.policies.fedat import FedAt
 from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.settings import PrivacySettings
 from rigs.coordinator import BUDGET, EXAMPLES, PRIVATE, SIZE, CoordinatorRig, FakePeer, MakeRig, update_of
-from rigs.log import record
+from rigs.log import observation, record, table_of
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,17 @@ def test_tiers_are_not_formed_while_no_client_is_there() -> None:
     table = ClientTable()
     table.apply_events([LogEvent("joined", "a"), LogEvent("left", "a")], 1)
     assert FedAt(1).observe((), seen_by_policy(record(1)), table) == ()
+
+
+def test_tiers_are_formed_once_by_latency_when_all_there_were_measured_and_newcomers_are_in_the_slowest() -> None:
+    policy, seen, table = FedAt(1, tiers=2), seen_by_policy(record(1)), table_of("a", "b", "c")
+    table.apply_round(record(1, observation("a", latency_s=2.0), observation("b", latency_s=1.0)))
+    assert policy.observe((), seen, table) == ()
+    table.apply_events([LogEvent("left", "c")], 2)
+    assert (formed := policy.observe((), seen, table)) == (0, 0, 1)
+    table.apply_events([LogEvent("joined", "d")], 3)
+    assert policy.tiers_of(formed, table).tolist() == [0, 0, 1, 1]
+    assert policy.observe(formed, seen, table) == formed
 
 
 @pytest.mark.parametrize(("rule", "policy"), [("fedbuff", Random(4)), ("fedat", FedAt(4, tiers=1))])

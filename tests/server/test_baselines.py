@@ -17,7 +17,7 @@ from pausefl_server.selection.observed import PolicyObservation, PolicyRound
 from pausefl_server.selection.policies.clustered import Clustered
 from pausefl_server.selection.policies.fastest import Fastest
 from pausefl_server.selection.policies.oort import Oort, scaled_utility
-from pausefl_server.selection.policies.pisces import Pisces, is_outlier
+from pausefl_server.selection.policies.pisces import Pisces, Seen, is_outlier
 from pausefl_server.selection.policies.pns import Pns, optimal_subset
 from pausefl_server.selection.policies.pow_d import PowD
 from pausefl_server.selection.policies.tifl import Tifl, quantile_tiers
@@ -346,6 +346,20 @@ def test_an_outlier_without_credits_is_chosen_only_where_others_do_not_suffice()
         assert (0 in policy.select(state, context_of(table, t + 1)).rows.tolist()) == (t < 5)
     assert (state.credits[1:6] == 5).all()
     assert policy.select(state, context_of(table, 9, eligible=np.arange(4))).rows.tolist() == [0, 1, 2, 3]
+
+
+def test_a_loss_is_compared_with_those_of_the_last_five_models_and_costs_its_own_client_alone() -> None:
+    policy, table = Pisces(4), Play(Pisces(4)).table
+    table.last_loss[:5] = [1.0, 1.0, 1.0, 1.0, 9.0]
+
+    def after(state: Seen, t: int, *ids: str) -> Seen:
+        return policy.observe(state, PolicyRound(t, ids, tuple(answered(0, i) for i in ids), ()), table)
+
+    known = after(policy.start(), 1, *IDS[:4])
+    assert after(known, 6, IDS[4]).credits[4] == 5
+    charged = after(known, 5, IDS[4])
+    assert charged.credits[:5].tolist() == [5, 5, 5, 5, 4]
+    assert after(charged, 5, IDS[0]).credits[4] == 4
 
 
 ONE = np.ones(3, np.float32)

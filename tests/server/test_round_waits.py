@@ -93,11 +93,17 @@ def test_jobs_are_out_in_elapsed_time_until_their_answer_or_miss(
     assert record.round_latency_s <= record.elapsed_s
 
 
-def test_a_step_waits_as_long_as_its_most_patient_hand_out() -> None:
-    opened = open_round()
-    opened.give(Dispatch(1, 2, (), 0.0, SENT_S), Selection(np.array([2])), ("c",), SENT_S, timeout_s=1.0)
+def test_a_step_waits_as_long_as_its_most_patient_hand_out_and_logs_details_of_the_last_and_misses_by_client() -> None:
+    opened, last = open_round(), Selection(np.array([2]), details={"tier": 1.0}, cluster_penalty_s=0.5)
+    opened.give(Dispatch(1, 2, (), 0.0, SENT_S), last, ("c",), SENT_S, timeout_s=1.0)
     assert opened.due == {"a": 40.0, "b": 40.0, "c": 11.0}
-    assert opened.record("", SENT_S, 0.0, HostReport()).deadline_s == TIMEOUT_S
+    opened.miss("c", "refused", "", SENT_S)
+    opened.end(SENT_S)
+    opened.selection_s = 0.25
+    record = opened.record("", SENT_S, 0.0, HostReport())
+    assert (record.deadline_s, record.selection_s) == (TIMEOUT_S, 0.25)
+    assert (record.details, record.cluster_penalty_s) == ({"tier": 1.0}, 0.5)
+    assert [miss.client_id for miss in record.misses] == [*"abc"]
 
 
 def test_a_job_that_was_handed_out_later_in_elapsed_time_than_it_ended_took_no_time() -> None:
