@@ -4,7 +4,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import fields
+from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any
 
@@ -111,7 +111,7 @@ def _record(
     return RoundRecord(
         observations=observations,
         events=tuple(LogEvent(*event) for event in database.execute(SELECT_EVENTS, row[:2])),
-        misses=tuple(Miss(*m[:-1], teaches=bool(m[-1])) for m in database.execute(_SELECT_MISSES, row[:2])),
+        misses=tuple(replace(Miss(*m), teaches=bool(m[-1])) for m in database.execute(_SELECT_MISSES, row[:2])),
         failed_attempts=failed_attempts,
         host=HostReport(*row[len(_ROUND) :]),
         **values,
