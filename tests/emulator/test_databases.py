@@ -220,7 +220,7 @@ def written(run_dir: Path, rounds: int) -> Path:
         for record in records(rounds):
             store.commit_round(record)
     with closing(Checkpoint(run_dir / "checkpoints")) as checkpoint:
-        checkpoint.save(rounds, THETA)
+        checkpoint.write(rounds, THETA)
     (run_dir / "summary.json").write_text(json.dumps(summary(rounds=rounds)))
     (run_dir / "config.toml").write_text('[workload]\nmodel = "synthetic"\n')
     return run_dir

@@ -73,6 +73,14 @@ async def test_what_is_waited_for_is_what_the_next_round_waits_for(rig: MakeRig)
         assert [e.missing for e in r.shown_of(WaitingForClients)] == [("a", "b")]
 
 
+async def test_a_client_that_leaves_before_round_1_is_missing_again(rig: MakeRig) -> None:
+    async with rig(rounds=1, minimum_clients=2, expected=lambda _: frozenset("ab")).playing() as r:
+        await r.lose(await r.join("b"))
+        await r.join("a")
+        await r.join("b")
+    assert [e.missing for e in r.shown_of(WaitingForClients)] == [("a", "b"), ("a",), ("b",), ()]
+
+
 async def test_a_run_without_enough_clients_says_so(rig: MakeRig) -> None:
     async with rig(minimum_clients=2, connect_timeout_s=0.05).running() as r:
         a = await r.join("a")

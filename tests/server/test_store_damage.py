@@ -318,7 +318,7 @@ def test_as_many_of_the_last_models_are_there_after_a_restart_as_there_are_slots
     Checkpoint(tmp_path, 1_000_000).close()
     with closing(Checkpoint(tmp_path, slots)) as checkpoint:
         for t in range(7):
-            checkpoint.save(t, theta(t))
+            checkpoint.write(t, theta(t))
     with closing(Checkpoint(tmp_path, slots)) as checkpoint:
         for t in range(7 - slots, 7):
             np.testing.assert_array_equal(checkpoint.load(t, digest(theta(t))), theta(t), strict=True)
@@ -329,7 +329,7 @@ def test_as_many_of_the_last_models_are_there_after_a_restart_as_there_are_slots
 @pytest.mark.parametrize("damage", ["empty", "short", "flipped", "missing"])
 def test_a_torn_model_is_not_taken_for_a_whole_one(tmp_path: Path, damage: str) -> None:
     with closing(Checkpoint(tmp_path)) as checkpoint:
-        checkpoint.save(1, theta(1.0))
+        checkpoint.write(1, theta(1.0))
         (path,) = [p for p in tmp_path.iterdir() if p.stat().st_size]
         whole = path.read_bytes()
         match damage:

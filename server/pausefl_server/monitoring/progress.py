@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Hashable
+from itertools import islice
 
 from pausefl_process.events import ModelEvaluated, Notice, Report, RollCall, RoundCommitted, WaitingForClients
 from pausefl_server.clients import ClientTable
@@ -55,7 +56,8 @@ class ProgressReporter(RunObserver):
         self._round = 1  # of the last roll call
         self._minimum = 0  # clients that the first round waits for
         self._connected = 0
-        self._came: set[str] = set()  # before round 1
+        self._expected: frozenset[str] = frozenset()  # for the first round
+        self._missing: dict[str, None] = {}  # those of them that are not connected
         self._rejected = 0
         self._limit = LineLimit(time.monotonic)
         self._said: set[str] = set()  # the names of notices that appear only once
@@ -65,6 +67,8 @@ class ProgressReporter(RunObserver):
     def waiting(self, minimum: int) -> None:
         """Report how many of the `minimum` clients are missing, now and after each arrival."""
         self._minimum = minimum
+        self._expected = self._settings.expected(self._round) if self._settings.expected is not None else frozenset()
+        self._missing = dict.fromkeys(sorted(self._expected))
         self._report_waiting()
 
     def roll_call(self, round: int) -> None:
@@ -78,20 +82,20 @@ class ProgressReporter(RunObserver):
         if round:
             self._notice_sparingly("joined", f"client {client_id} joined", client_id)
         else:
-            self._came.add(client_id)
+            self._missing.pop(client_id, None)
             self._report_waiting()
 
     def _report_waiting(self) -> None:
-        expected = self._settings.expected(self._round) if self._settings.expected is not None else frozenset()
-        missing = sorted(expected - self._came)[:_MISSING_NAMED]
-        self._report(WaitingForClients(self._connected, self._minimum, tuple(missing)))
+        missing = tuple(islice(self._missing, _MISSING_NAMED))
+        self._report(WaitingForClients(self._connected, self._minimum, missing))
 
     def departed(self, client_id: str, reason: str, connected: int, round: int) -> None:
         """Report which client left and why, if round 1 is over."""
         self._connected = connected
-        self._came.discard(client_id)
         if round:
             self._notice_sparingly("left", f"client {client_id} left: {reason}", client_id)
+        elif client_id in self._expected:
+            self._missing[client_id] = None
 
     def rejected(self, reason: str) -> None:
         self._rejected += 1

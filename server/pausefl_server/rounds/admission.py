@@ -92,10 +92,9 @@ class Admission:
         return True
 
     def _has(self, client_id: str) -> bool:
-        if self.listed is not None:
-            is_listed = client_id in self.listed and "[" not in client_id  # tried first: there may be many patterns
-            if not is_listed and not any(fnmatchcase(client_id, pattern) for pattern in self.listed):
-                return False
+        is_listed = self.listed is None or (client_id in self.listed and "[" not in client_id)  # by itself
+        if not is_listed and not any(fnmatchcase(client_id, pattern) for pattern in self.listed or ()):
+            return False
         if self.ids is None:
             return True
         return fnmatchcase(client_id, self.ids) if isinstance(self.ids, str) else client_id in self.ids

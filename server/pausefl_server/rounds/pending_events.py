@@ -20,6 +20,7 @@ class PendingEvents:
         # "left" at most before it, number 0, and after it, number 1.
         self._events: dict[tuple[EventKind, str, int], LogEvent] = {}
         self._last: dict[tuple[EventKind, str], int] = {}  # the number of the last event of a kind and client
+        self._owed: dict[str, list[int]] = {}  # the numbers of each client's "unsettled" events, of removed ones too
         self._next = 0
         self._logged: tuple[LogEvent, ...] = ()  # those that the last commit wrote
         self.add(*events)
@@ -34,6 +35,7 @@ class PendingEvents:
         events = self.waiting()
         self._events.clear()
         self._last.clear()
+        self._owed.clear()
         return events
 
     def waiting(self) -> tuple[LogEvent, ...]:
@@ -92,6 +94,8 @@ class PendingEvents:
         else:
             if kind == "unsettled" and last is not None and self._events[kind, client_id, last].detail == event.detail:
                 del self._events[kind, client_id, last]  # the same job: only events after the new one can settle it
+            if kind == "unsettled":
+                self._owed.setdefault(client_id, []).append(self._next)
             self._last[kind, client_id] = self._next
             self._events[kind, client_id, self._next] = event
             self._next += 1
@@ -102,8 +106,8 @@ class PendingEvents:
         A later "joined" takes the place of an earlier one, because events between the two may need the client's row.
         "Unsettled" events are dropped: the client has said hello, and its ledger tells what it spent.
         """
-        if self._last.pop(("unsettled", event.client_id), None) is not None:
-            for key in [key for key in self._events if key[:2] == ("unsettled", event.client_id)]:
-                del self._events[key]
+        self._last.pop(("unsettled", event.client_id), None)
+        for number in self._owed.pop(event.client_id, ()):
+            self._events.pop(("unsettled", event.client_id, number), None)
         self._events.pop(("left", event.client_id, 1), None)
         self._events["joined", event.client_id, 0] = event

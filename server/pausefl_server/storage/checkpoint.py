@@ -31,11 +31,6 @@ class Checkpoint:
         self._file: int | None = None  # of the slot that is written; there may be more than a process may open
         sync_folder(folder)  # of slots that a process made and was killed
 
-    def save(self, round: int, theta: Vector) -> None:
-        """Write θ_t durably: after the return it survives a crash."""
-        self.write(round, theta)
-        self.sync()
-
     def write(self, round: int, theta: Vector) -> None:
         """Begin to write θ_t to the disk. Work done before `sync` shortens the wait of `sync`."""
         path = self._slot_path(round)

@@ -52,7 +52,8 @@ def restore(
         forget(begun)
         store.go_back_to(begun, optimizer_state, is_private=settings.budget is not None)
     if begun == 0:
-        models.checkpoint.save(0, models.theta_0)
+        models.checkpoint.write(0, models.theta_0)
+        models.checkpoint.sync()
         initial, known = digest(models.theta_0), store.meta("initial_digest")
         if known not in (None, initial):
             raise ConfigError(f"this run directory was begun with another initial_digest ({known}, now {initial})")
