@@ -208,8 +208,8 @@ class Ledger:
     def _open(self, belongs_to: dict[str, str], has_log: bool, counted: int) -> None:
         with _errors(self._path):
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._db.execute(f"PRAGMA synchronous = {sqlite_synchronous()}")  # first, since the next one writes
             self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute(f"PRAGMA synchronous = {sqlite_synchronous()}")
             self._db.execute("PRAGMA wal_autocheckpoint = 0")  # `_fold` does it
             _refuse_alone(self._path, self._db, has_log)  # before this process writes anything to a new -wal
             # A file or file system that cannot be written fails here, not at the first release.

@@ -86,8 +86,8 @@ class Store:
             raise unusable_log(path, error) from error
 
     def _open(self, path: Path) -> None:
+        self._db.execute(f"PRAGMA synchronous = {sqlite_synchronous()}")  # first, since the next one writes
         self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute(f"PRAGMA synchronous = {sqlite_synchronous()}")
         # Empty if new, or if a crash interrupted the first transaction, which writes the schema and version.
         if self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,):
             schema = resources.files(__package__).joinpath("schema.sql").read_text("utf-8")
