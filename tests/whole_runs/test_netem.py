@@ -119,7 +119,7 @@ LIFE = """
 import os, signal, sys
 from pathlib import Path
 from pausefl.experiment.experiment import parse_experiment
-from pausefl.runtime.netem import enter_namespace, kernel_network
+from pausefl.runtime.netem import _name, enter_namespace, kernel_network
 from pausefl.runtime.plan import plan_of
 plan, run_dir = plan_of(parse_experiment(sys.argv[1]), "run"), Path(sys.argv[2])
 if sys.argv[3] == "enter":
@@ -129,6 +129,8 @@ else:
         print(address, flush=True)
         if sys.argv[3] == "build and be killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if sys.argv[3] == "build and lose":
+            os.system("ip netns delete " + _name(run_dir, "client-000"))
 """
 
 
@@ -160,6 +162,7 @@ def test_what_was_killed_can_be_started_again(tmp_path: Path, qdisc: str) -> Non
     assert (status, others == server) == (0, False)
     assert live("build and be killed")[0] == -signal.SIGKILL
     assert live("build") == (0, server)
+    assert live("build and lose") == (0, server), "what others remove does not hide how a run has ended"
     assert "pf" not in subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
 
 

@@ -86,12 +86,16 @@ def kernel_network(links: Mapping[str, tuple[Shape, Shape]] | None, run_dir: Pat
         yield None
         return
     probe({qdisc["kind"] for ways in links.values() for way in ways for qdisc in way.qdiscs()})
-    with ExitStack() as undo:
+    undo, failures = ExitStack(), (_pyroute2().NetlinkError, subprocess.CalledProcessError)
+    try:
         try:
             address = _build(run_dir, links, undo)
-        except (_pyroute2().NetlinkError, subprocess.CalledProcessError) as error:
+        except failures as error:
             raise PauseflError(f"--netem: the namespaces could not be made ({error})") from error
         yield address
+    finally:
+        with suppress(*failures):  # others have removed some of them, which must not hide how the run has ended
+            undo.close()
 
 
 def probe(kinds: set[str]) -> None:
@@ -106,7 +110,8 @@ def probe(kinds: set[str]) -> None:
         for kind in sorted(kinds):
             try:
                 with ExitStack() as undo:
-                    index = _add_veth(ip, f"pf{os.getpid() % 10**8}", undo)
+                    name = f"pf{os.getpid() % 10**8}"
+                    index = _add_link(ip, name, undo, kind="veth", peer=f"{name}p")
                     (qdisc,) = samples[kind].qdiscs()
                     ip.tc("add", index=index, **qdisc)
             except pyroute2.NetlinkError as error:
@@ -145,16 +150,13 @@ def _build(run_dir: Path, links: Mapping[str, tuple[Shape, Shape]], undo: ExitSt
     bridge = _digest(run_dir)
     _remove_left_over(ip, bridge)
     subnet = _free_subnet(ip)
-    ip.link("add", ifname=bridge, kind="bridge")
-    (bridge_index,) = ip.link_lookup(ifname=bridge)
-    undo.callback(ip.link, "del", index=bridge_index)
+    bridge_index = _add_link(ip, bridge, undo, kind="bridge")
     ip.addr("add", index=bridge_index, address=str(subnet[1]), prefixlen=subnet.prefixlen)
-    ip.link("set", index=bridge_index, state="up")
     for k, (client_id, (down, _)) in enumerate(links.items()):
         name = _name(run_dir, client_id)
         _ip_netns("add", name)
         undo.callback(_ip_netns, "delete", name)
-        index = _add_veth(ip, f"{bridge}-{k}", undo, master=bridge_index)
+        index = _add_link(ip, f"{bridge}-{k}", undo, kind="veth", peer=f"{bridge}-{k}p", master=bridge_index)
         for qdisc in down.qdiscs():
             ip.tc("add", index=index, **qdisc)
         (peer,) = ip.link_lookup(ifname=f"{bridge}-{k}p")
@@ -179,14 +181,13 @@ def _ip_netns(*arguments: str) -> None:
     subprocess.run(["ip", "netns", *arguments], check=True)
 
 
-def _add_veth(ip: Any, name: str, undo: ExitStack, **options: Any) -> int:
-    """Make a veth pair NAME and NAMEp, which `undo` removes. Returns the index of NAME, which is up."""
-    ip.link("add", ifname=name, kind="veth", peer=f"{name}p")
-    index: int
+def _add_link(ip: Any, name: str, undo: ExitStack, **options: Any) -> int:
+    """Make a link, which `undo` removes. Returns its index. It is up."""
+    ip.link("add", ifname=name, **options)
     (index,) = ip.link_lookup(ifname=name)
     undo.callback(ip.link, "del", index=index)
-    ip.link("set", index=index, state="up", **options)
-    return index
+    ip.link("set", index=index, state="up")
+    return int(index)
 
 
 def _digest(run_dir: Path) -> str:
