@@ -132,6 +132,8 @@ def test_an_absent_servers_misses_teach_nothing(late_s: float, host: HostReport,
     early = open_round()
     early.take(answer_of("a", 1, Release(), arrived_s=SENT_S + 1.0), table, now_s)
     assert early.observations["a"].teaches, "it came in time, and waited for the server"
+    early.take(answer_of("b", 1, Release(), arrived_s=SENT_S + 1.0, host=STOPPED), table, now_s)
+    assert early.record("", now_s, 0.0, HostReport()).suspect == ("clients stopped_s",)
 
 
 def test_a_lost_client_is_waited_for_until_it_should_be_back_and_never_beyond_the_deadline() -> None:

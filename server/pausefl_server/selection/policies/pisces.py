@@ -85,7 +85,7 @@ class Pisces(Policy):
         grown.staleness[rows, 1:] = grown.staleness[rows, :-1]
         grown.staleness[rows, 0] = staleness
         grown.version[rows] = record.round - 1 - staleness
-        recent = (grown.version > grown.version[rows].max() - _RECENT) & (grown.version >= 0)
+        recent = grown.version > grown.version[rows].max() - _RECENT
         compared = np.flatnonzero(recent & np.isfinite(table.last_loss))
         if len(compared) >= self.m:
             outliers = compared[is_outlier(table.last_loss[compared], _RADIUS, self.m // 2)]
