@@ -7,7 +7,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from pausefl_server.model.staleness import (
 )
 from pausefl_server.records import LogEvent, Ping, RoundRecord
 from pausefl_server.rounds.messages import Refusal
-from pausefl_server.selection.base import Policy
+from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.observed import seen_by_policy
 from pausefl_server.selection.policies.fedat import FedAt
 from pausefl_server.selection.policies.uniform import Random
@@ -54,6 +54,17 @@ class Hasty(Random):
 
     def updates_needed(self, table: ClientTable, at_work: IntArray, buffer: int) -> int:
         return 0
+
+
+@dataclass(frozen=True)
+class Counting(Random):
+    """Random, which notes J."""
+
+    asked: list[int] = field(default_factory=list)
+
+    def select(self, state: Any, context: Context) -> Selection:
+        self.asked.append(context.jobs)
+        return super().select(state, context)
 
 
 class Play:
@@ -336,6 +347,17 @@ async def test_fewer_updates_make_a_step_where_no_client_is_at_work_and_none_can
     (record,) = play.records
     assert [o.client_id for o in record.observations] == ["b", "c"]
     assert [(miss.client_id, miss.kind) for miss in record.misses] == [("a", "refused")]
+
+
+async def test_a_policy_is_told_how_many_jobs_were_handed_out_so_far_also_in_its_own_step(rig: MakeRig) -> None:
+    policy = Counting(2)
+    async with playing(rig, "abc", Asynchronous(concurrency=2, buffer=1), policy, rounds=2) as play:
+        first, second = await play.handed_out(2)
+        await play.rig.coordinator.tell(Refusal(first, *play.jobs.pop(first), "refused", "it has no data"))
+        await play.handed_out(1)
+        await play.answer(second)
+        await play.answer(next(iter(play.jobs)))
+    assert policy.asked[:2] == [0, 2]
 
 
 @pytest.mark.usefixtures("short_drain")

@@ -315,3 +315,19 @@ async def test_newcomers_without_budget_have_the_rows_that_a_replay_gives_them(t
         await (await r.join("a", manual=True)).play(2)
         await r.played()  # compares the state with a replay
         assert r.coordinator.state.table.ids == ["d", "a", "b"]
+
+
+async def test_newcomers_of_whom_none_can_be_asked_get_their_rows_together_with_later_ones(rig: MakeRig) -> None:
+    """The log knows them as newcomers of the same round, whose rows are sorted by client."""
+    floored = PrivacySettings(replace(BUDGET, epsilon_floor=BUDGET.epsilon(3)), "coordinate", "agreed")
+    async with rig(All(1), rounds=2, minimum_clients=1, privacy=floored).playing() as r:
+        b = await r.join_and_work("b")
+        await r.join("z", manual=True, released=3)
+        r.coordinator.offer(b.update(1, b.release()))
+        r.coordinator.offer(Lost(b, "its connection broke"))
+        r.peers.remove(b)  # it receives no goodbye
+        for _ in range(2):  # the second one when the run waits for a client that can be asked
+            await r.coordinator.ask(Ping("z", 0.001))
+        await r.join("a")
+    assert r.coordinator.state.table.ids == ["b", "a", "z"]
+    assert [record.chosen for record in r.store.rounds()] == [("b",), ("a",)]
