@@ -93,7 +93,7 @@ def test_sparse_gradients_train_as_torchs_own_optimizer_trains_them(tmp_path: Pa
     trainer = trainer_of(model, TrainingSettings("sgd", 0.5, batch_size=10), data)
     theta = trainer.vector.values()
     update = trainer.train(theta, round=1).update
-    functional.cross_entropy(same(torch.tensor(data.inputs)), torch.tensor(data.labels)).backward()  # type: ignore[no-untyped-call]  # untyped there
+    functional.cross_entropy(same(torch.tensor(data.inputs).long()), torch.tensor(data.labels)).backward()  # type: ignore[no-untyped-call]  # untyped there
     torch.optim.SGD(same.parameters(), 0.5).step()
     np.testing.assert_allclose(update, ModelVector(same).values() - theta, atol=1e-6)
     changes = {"workload.dataset": "own:tokens", "workload.optimizer": "sgd"}

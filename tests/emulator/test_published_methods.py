@@ -69,7 +69,8 @@ def linear() -> nn.Module:
 
 
 def two_layers() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 1, bias=False))
+    changes_inputs = nn.Hardtanh(-9, 9, inplace=True)
+    return nn.Sequential(changes_inputs, nn.Linear(3, 2, bias=False), nn.Linear(2, 1, bias=False))
 
 
 def normalised() -> nn.Module:

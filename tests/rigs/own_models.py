@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,7 +60,7 @@ def inf_mask(shape: Shape, classes: int) -> nn.Module:
 
 
 class Positions(nn.Module):
-    """Position ids as an integer buffer, a table in half precision, and a parameter that no pass uses."""
+    """Position ids as an integer buffer, a table in half precision, an unused parameter, a gradient in each pass."""
 
     def __init__(self, shape: Shape, classes: int) -> None:
         super().__init__()
@@ -72,7 +72,10 @@ class Positions(nn.Module):
         self.out = nn.Linear(size, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.out(x.flatten(1) + self.embed(self.position_ids).mean(-1))
+        x = x.flatten(1)
+        with torch.enable_grad():  # in evaluation too, as the force is the gradient of an energy
+            (force,) = torch.autograd.grad(x.requires_grad_().square().sum() / 2, x, create_graph=True)
+        scores: torch.Tensor = self.out(force + self.embed(self.position_ids).mean(-1))
         return scores
 
 
@@ -109,17 +112,19 @@ FROZEN_NORM += [f"2.{kind}" for kind in ("running_mean", "running_var", "num_bat
 
 
 class FrozenNorm(nn.Sequential):
-    """A frozen layer and its frozen batch normalisation, which keeps its initial running statistics."""
+    """A frozen layer and its frozen batch normalisation. `train` and `to` return nothing."""
 
     def __init__(self, shape: Shape, classes: int) -> None:
         super().__init__(nn.Flatten(), nn.Linear(math.prod(shape), 16), nn.BatchNorm1d(16), nn.Linear(16, classes))
         self[1].requires_grad_(False)
         self[2].requires_grad_(False).get_buffer("running_mean").fill_(1.5)
 
-    def train(self, mode: bool = True) -> Self:
+    def train(self, mode: bool = True) -> Any:
         super().train(mode)
         self[2].eval()
-        return self
+
+    def to(self, *of: Any, **named: Any) -> Any:
+        super().to(*of, **named)
 
 
 class Bag(nn.Module):
@@ -131,7 +136,8 @@ class Bag(nn.Module):
         self.out = nn.Linear(8, classes)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.out(self.embed(tokens).mean(1))
+        counts = functional.one_hot(tokens, 50).sum((1, 2), keepdim=True)[:, 0]  # torch takes int64 alone
+        scores: torch.Tensor = self.out(self.embed(tokens).sum(1) / counts)
         return scores
 
 

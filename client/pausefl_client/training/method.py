@@ -23,7 +23,7 @@ class Batch(NamedTuple):
     """Examples of one training step, on the client's device."""
 
     inputs: torch.Tensor
-    """Images are float32 in [−1, 1]. Features and tokens are as in the data set."""
+    """Images are float32 in [−1, 1], tokens int64. Features are as in the data set."""
     targets: torch.Tensor
 
 

@@ -57,7 +57,8 @@ class TorchTrainer:
         method: TrainingMethod | None = None,
     ) -> None:
         """`method` must be an object of this client alone. Without it, the client trains by the plain method."""
-        self.model = model.to(device)
+        model.to(device)
+        self.model = model
         self.task = data.task or Classification()
         self.method = method or TrainingMethod()
         self.settings = settings
@@ -75,7 +76,7 @@ class TorchTrainer:
         self._constants = ConstantBuffers(model)
         self.holding = data.holding or holding_of(examples, dealing="")
         self.inputs = torch.from_numpy(examples.inputs).to(device)
-        """The inputs of all examples as they are stored. Images are bytes; `normalise` turns them into numbers."""
+        """The inputs of all examples as they are stored. `normalise` turns them into what models take."""
         self.targets = torch.from_numpy(examples.labels).to(device)
         of_model = self.vector.manifest
         self.manifest = of_model.with_control() if self.method.has_control else of_model
@@ -231,8 +232,10 @@ class TorchTrainer:
 
 
 def normalise(inputs: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """uint8 images as float32 in [−1, 1], written to `out` if it is given. Other inputs stay as they are."""
-    return torch.div(inputs, 127.5, out=out).sub_(1) if inputs.dtype == torch.uint8 else inputs
+    """uint8 images as float32 in [−1, 1], written to `out` if given; int32 tokens as int64; others as they are."""
+    if inputs.dtype == torch.uint8:
+        return torch.div(inputs, 127.5, out=out).sub_(1)
+    return inputs.long() if inputs.dtype == torch.int32 else inputs
 
 
 def use_one_thread() -> None:

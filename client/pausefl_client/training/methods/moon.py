@@ -42,10 +42,10 @@ class Moon(Bounded, RememberingMethod):
         if self.remembered:
             # deepcopy refuses tensors that a pass has left in the model, such as features kept to look at.
             left = [t for layer in model.modules() for t in vars(layer).values() if isinstance(t, torch.Tensor)]
-            pair = (copy.deepcopy(model, {id(t): t.detach().clone() for t in left}) for _ in range(2))
-            server, last = (each.eval().requires_grad_(False) for each in pair)
-            last.load_state_dict(self.remembered, strict=False)
-            self._references = [server, last]
+            self._references = [copy.deepcopy(model, {id(t): t.detach().clone() for t in left}) for _ in range(2)]
+            self._references[1].load_state_dict(self.remembered, strict=False)
+            for reference in self._references:
+                reference.eval()
 
     def loss(self, model: nn.Module, batch: Batch, task: LearningTask) -> torch.Tensor:
         """The task's loss + μ ℓ."""
@@ -71,7 +71,7 @@ def _with_features(model: nn.Module, inputs: torch.Tensor) -> tuple[torch.Tensor
     taken: list[torch.Tensor] = []
     watch = _last_linear(model).register_forward_pre_hook(lambda _, arguments: taken.append(arguments[0]))
     try:
-        outputs = model(inputs)
+        outputs = model(inputs.clone())  # a model may change its inputs
     finally:
         watch.remove()
     return outputs, taken[-1].flatten(1)

@@ -45,7 +45,9 @@ class Evaluator:
         self._device = resolve_device(plan.workload.device)
         self._seed = seed
         self._build = partial(build_model, model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens)
-        self._model = self._build().to(self._device).eval()
+        self._model = self._build()
+        self._model.to(self._device)  # a user's own `to` and `eval` need not return the model
+        self._model.eval()
         self._classes = data.classes
         self._data_key, self._model_key = f'workload.dataset = "{dataset}"', f'workload.model = "{model}"'
         self._task = data.task or Classification()
@@ -144,7 +146,7 @@ class Evaluator:
                 raise ConfigError(f"{self._data_key}: {name} has a label {label}; must be below {self._classes}")
         self._check_finite(self.initial.theta_0, "before any training")
         self._fill(self.initial.theta_0)
-        with torch.inference_mode():
+        with torch.no_grad():
             outputs = self._model(normalise(torch.tensor(sample.inputs, device=self._device)))
             if isinstance(self._task, Classification):
                 self._check_outputs(outputs)
@@ -162,7 +164,7 @@ class Evaluator:
             raise ConfigError(f"{self._model_key}: its loss before any training is {loss}; must be finite")
         self._check_score(score, "before any training")
         if isinstance(outputs, torch.Tensor):
-            self._check_direction(outputs, targets)
+            self._check_direction(outputs.detach(), targets)
 
     def _check_direction(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
         """ConfigError if outputs that equal their targets have almost no loss, and a smaller score, or none above 0."""
@@ -214,7 +216,7 @@ class Evaluator:
         for layer in layers:
             layer.reset_running_stats()  # otherwise statistics of a diverged model would stay
         inputs = self._subsets["validation"].inputs
-        with torch.inference_mode():
+        with torch.no_grad():
             # Whole batches only: normalisation fails on a single example.
             for i, start in enumerate(range(0, max(1, len(inputs) - _BATCH + 1), _BATCH)):
                 for layer in layers:
@@ -234,7 +236,7 @@ class Evaluator:
         """The mean score and the mean loss over all of the model's predictions for these examples."""
         score, loss = torch.zeros(2, dtype=torch.float64, device=self._device)  # read once: reading waits for a GPU
         n = 0
-        with torch.inference_mode():
+        with torch.no_grad():
             for start in range(0, len(examples), _BATCH):
                 rows = slice(start, start + _BATCH)
                 inputs, targets = (on_device(part[rows], self._device) for part in (examples.inputs, examples.labels))
