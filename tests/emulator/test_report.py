@@ -93,7 +93,8 @@ def test_the_breakdown_stacks_up_to_the_mean_round_trip_and_the_waterfall_is_of_
     assert max(bar.get_extents().y1 for bar in bars) == pytest.approx(np.mean([0.5, 0.7]) + 0.001 + 0.004)
     assert axes.get_title() == "Round 1, of median latency"
     assert [label.get_text() for label in axes.get_yticklabels()] == ["<script>", "$x$"]
-    assert max(bar.get_x() + bar.get_width() for bar in axes.patches) == pytest.approx(0.505)
+    bars = [bar for part in axes.collections for bar in part.get_paths()]
+    assert max(bar.get_extents().x1 for bar in bars) == pytest.approx(0.505)
 
 
 def test_the_waterfall_names_those_whom_the_committed_attempt_gave_up(tmp_path: Path) -> None:

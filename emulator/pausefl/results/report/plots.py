@@ -257,7 +257,7 @@ def breakdown(run: RunData) -> Figure:
     bottom_s = np.zeros(len(ids))
     for part, (label, colour) in PARTS.items():
         top_s = bottom_s + np.maximum(mean_s[part][order], 0)
-        draw_bars(axes, bottom_s, top_s, colour.light, label)
+        draw_bars(axes.fill_between, bottom_s, top_s, colour.light, label)
         bottom_s = top_s
     axes.set_ylim(0, bottom_s.max() * 1.05 or 1.0)  # 1.0 if no exchange took any time
     figure.legend(**_LEGEND_OF_PARTS, reverse=True)
@@ -283,9 +283,9 @@ def waterfall(run: RunData) -> Figure:
         axes.annotate("\n".join(lines), (0, 1), xytext=(0, 4), va="bottom", **look)
     left_s = np.zeros(len(ids))
     for part, (label, colour) in PARTS.items():
-        width_s = np.maximum(table[part][order], 0)
-        axes.barh(range(len(ids)), width_s, left=left_s, height=0.7, color=colour.light, label=label)
-        left_s += width_s
+        right_s = left_s + np.maximum(table[part][order], 0)
+        draw_bars(axes.fill_betweenx, left_s, right_s, colour.light, label)
+        left_s = right_s
     axes.set_xlim(left=0)
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")

@@ -252,17 +252,17 @@ def name_clients(axes: Axes, ids: Sequence[str] | NDArray[Any]) -> None:
     axes.set_xlim(-0.8, len(ids) - 0.2)
 
 
-def draw_bars(axes: Axes, bottom: FloatArray, top: FloatArray, colour: str, label: str | None = None) -> None:
-    """Draw bars at 0, 1, ..., without gaps if there are many. Very many are drawn as pixels, to keep an SVG small."""
+def draw_bars(fill: Callable[..., Any], bottom: FloatArray, top: FloatArray, colour: str, label: str = "") -> None:
+    """Draw bars at 0, 1, ... by `Axes.fill_between` or `fill_betweenx`: many without gaps, very many as pixels."""
     corners = np.array([-0.38, 0.38, np.nan] if len(top) <= MOST_NAMED else [-0.5, 0.5])  # NaN makes a gap
     edges = (np.arange(len(top))[:, None] + corners).ravel()
     bottom, top = bottom.repeat(len(corners)), top.repeat(len(corners))
-    axes.fill_between(edges, bottom, top, color=colour, label=label, linewidth=0, rasterized=len(edges) > 20_000)
+    fill(edges, bottom, top, color=colour, label=label, linewidth=0, rasterized=len(edges) > 20_000)
 
 
 def draw_times_chosen(axes: Axes, ids: Sequence[str] | NDArray[Any], times: NDArray[np.int64]) -> None:
     """Draw a bar per client of how often it was chosen, and a line at the mean of a uniform choice."""
-    draw_bars(axes, np.zeros(len(ids)), times.astype(np.float64), SERIES[0].light)
+    draw_bars(axes.fill_between, np.zeros(len(ids)), times.astype(np.float64), SERIES[0].light)
     mean = times.mean()
     axes.axhline(mean, color=INK.light, linewidth=1.2, linestyle="--", label=f"uniform: {three_digits(mean)}")
     axes.set(xlabel="client", ylabel="times chosen", ylim=(0, 1.2 * max(times.max(), 1)))

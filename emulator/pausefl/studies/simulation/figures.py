@@ -205,7 +205,7 @@ def _draw_selections(axes: Axes, result: NewcomerResult) -> None:
     chosen = np.concatenate([insertion.chosen.sum(axis=0) for insertion in result.insertions]).astype(np.float64)
     relevant = np.concatenate([insertion.relevant for insertion in result.insertions])
     for (kind, colour), of_kind in zip(_KINDS.items(), (relevant, ~relevant), strict=True):
-        draw_bars(axes, np.zeros(len(ids)), np.where(of_kind, chosen, np.nan), colour, kind)
+        draw_bars(axes.fill_between, np.zeros(len(ids)), np.where(of_kind, chosen, np.nan), colour, kind)
     axes.set_ylim(0, 1.2 * max(chosen.max(), 1))  # room for the legend above the bars
     axes.locator_params(axis="y", integer=True)
     axes.legend(loc="upper left", ncols=2)
