@@ -102,14 +102,11 @@ def test_a_run_that_fails_is_told_and_keeps_no_other_from_being_played(player_of
     assert is_finished(tmp_path / "sound")
 
 
-class LostExecutor(Executor):
-    def submit(self, *_: object, **__: object) -> Any:
-        raise LookupError("is gone")
-
-
 def test_an_executor_that_is_lost_is_told_with_the_way_on(tmp_path: Path) -> None:
-    with refused("alpha=1e+30-seed1: its executor takes no more jobs (LookupError: is gone); go on", PauseflError):
-        pausefl.sweep(experiment(), {"selection.pause.alpha": [1e30, 1e-30]}, folder=tmp_path, executor=LostExecutor())
+    (lost := ThreadPoolExecutor(1)).shutdown()
+    gone = "RuntimeError: cannot schedule new futures after shutdown"
+    with refused(f"alpha=1e+30-seed1: its executor takes no more jobs ({gone}); go on", PauseflError):
+        pausefl.sweep(experiment(), {"selection.pause.alpha": [1e30, 1e-30]}, folder=tmp_path, executor=lost)
     assert [path.name for path in tmp_path.iterdir()] == [CAMPAIGN_PLAN], "nothing to tabulate or to draw"
 
 
