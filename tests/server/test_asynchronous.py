@@ -552,3 +552,12 @@ async def test_a_kill_after_the_last_step_keeps_in_mind_who_may_have_charged_a_j
     async with CoordinatorRig(tmp_path, Random(3), **changes).running() as r:
         await r.played()
         assert ("unsettled", "b") in r.events()
+
+
+@pytest.mark.usefixtures("short_drain")
+async def test_the_state_knows_as_the_log_does_whose_job_of_an_earlier_step_is_out_at_the_end(rig: MakeRig) -> None:
+    async with playing(rig, "abc", Asynchronous(concurrency=3, buffer=1), privacy=PRIVATE) as play:
+        await play.handed_out(3)
+        await play.answer("a")
+        await play.answer("c")
+    assert play.rig.coordinator.state.at_work == {"b": (1, 1)}
