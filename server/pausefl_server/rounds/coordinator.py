@@ -235,7 +235,7 @@ class Coordinator(Actor[_Message]):
         if not self._settings.is_asynchronous:
             await self._give(step, None)
             return
-        while (free := self._free_places(step)) is not None:
+        while len(step.due) < self._settings.asynchronous.concurrency and (free := self._free_places(step)) is not None:
             await self._give(step, free)
 
     async def _give(self, step: OpenStep, free: FreePlaces | None) -> None:
