@@ -21,6 +21,7 @@ from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.optimizers import ServerOptimizer
 from pausefl_server.records import Ping, Timing
+from pausefl_server.rounds.deadline import RETRY_FACTOR, UNSEEN_S
 from pausefl_server.rounds.messages import Lost, Refusal, Shutdown
 from pausefl_server.selection.base import Context, Inspection, Policy, Selection
 from pausefl_server.selection.policies.everyone import All
@@ -205,6 +206,30 @@ async def test_a_client_that_has_spent_its_budget_retires(rig: MakeRig) -> None:
         await r.coordinator.tell(Refusal("b", 1, 1, "exhausted", "the budget is spent"))
     assert [t.chosen for t in r.store.rounds()] == [("a", "b"), ("a",), ("a",)]
     assert r.events() == [("retired", "b")]
+
+
+async def test_a_round_is_reported_before_the_run_waits_for_clients(rig: MakeRig) -> None:
+    async with rig(All(1), rounds=2, minimum_clients=1).playing() as r, asyncio.timeout(20):
+        reported = asyncio.Event()
+        r.on_shown = lambda event: reported.set() if isinstance(event, RoundCommitted) else None
+        a = await r.join_and_work("a")
+        r.coordinator.offer(a.update(1, a.release()))
+        r.coordinator.offer(Lost(a, "its connection broke"))
+        r.peers.remove(a)  # it receives no goodbye
+        await reported.wait()
+        await r.join("b")
+
+
+async def test_attempts_without_an_update_end_a_run_only_in_a_row_and_the_next_one_waits_longer(rig: MakeRig) -> None:
+    settings = {"rounds": 2, "minimum_clients": 1, "rounds_without_update_max": 2, "round_timeout_s": None}
+    async with rig(All(1), **settings).playing() as r:
+        a = await r.join("a", manual=True)
+        for t in (1, 2):
+            await a.next_job()
+            await r.coordinator.tell(Refusal("a", t, 1, "refused", "out of memory"))
+            await a.play(t, attempt=2)
+    assert r.coordinator.outcome == "completed"
+    assert [attempt.deadline_s for attempt in r.store.rounds()[0].attempts] == [UNSEEN_S, RETRY_FACTOR * UNSEEN_S]
 
 
 async def test_a_run_ends_when_nobody_has_budget_left(rig: MakeRig) -> None:
