@@ -105,7 +105,8 @@ def where_raised(error: BaseException, names: Iterable[str] = ()) -> str:
         return f"{frame.f_code.co_filename}:{line}"
     for name in names:
         module, _, attribute = name.partition(":")
-        code = getattr(getattr(sys.modules.get(module), attribute, None), "__code__", None)
+        found = getattr(sys.modules.get(module), attribute, None)
+        code = getattr(vars(found).get("__init__") if isinstance(found, type) else found, "__code__", None)
         if code is not None:
             return f"{code.co_filename}:{code.co_firstlineno}"
     return ""

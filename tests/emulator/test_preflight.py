@@ -31,6 +31,10 @@ def no_data(seed):
 def misshapen(input_shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(7, classes))
 
+class Bare(nn.Module):
+    def __init__(self):
+        super().__init__()
+
 def only_inputs(input_shape):
     return nn.Flatten()
 
@@ -198,7 +202,7 @@ def found(*settings: str) -> str:
         ("workload.model=tried_out:misshapen", "one training step and one evaluation failed: RuntimeError: mat1"),
         ("workload.model=tried_out:missing", "cannot be imported"),
         ("workload.model=tried_out:three_outputs", ": gives 3 outputs, and the data set has 10 classes"),
-        ("workload.model=tried_out:Nothing", ": must return a tensor of outputs; returned NoneType"),
+        ("workload.model=tried_out:Nothing", "a tensor of outputs; returned NoneType, which needs a data set with"),
         ("workload.model=tried_out:Nowhere", ": its loss before any training is nan; must be finite"),
         ("workload.learning_rate=1e30", "loss after one training step is not finite; workload.learning_rate = 1e+30"),
         ("workload.dataset=tried_out:not_numbers", ": of client-0"),
@@ -247,6 +251,7 @@ def test_what_no_step_can_be_trained_with_is_bad_input(here: Path, key: str, val
     [
         (["workload.dataset=tried_out:no_seed"], "def no_seed"),
         (["workload.model=tried_out:only_inputs"], "def only_inputs"),
+        (["workload.model=tried_out:Bare"], "    def __init__"),
         (["workload.dataset=tried_out:no_seed", "workload.model=tried_out:misshapen"], "def no_seed"),
         (["workload.model=tried_out:misshapen"], "def misshapen"),
         (["workload.dataset=tried_out:two_labels_of_one_class", "workload.model=tried_out:one_output"], ""),

@@ -97,7 +97,8 @@ def check_carried(model: nn.Module, key: str) -> None:
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
     """The bytes of a tensor's values in order, little endian."""
-    return bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    copied = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)  # `numpy` would fix the tensor's size
+    return bytes(copied.reshape(-1).view(torch.uint8).numpy())
 
 
 def views(values: torch.Tensor, shapes: Sequence[torch.Size]) -> list[torch.Tensor]:

@@ -69,11 +69,8 @@ def contrast(z: torch.Tensor, towards: torch.Tensor, away: torch.Tensor, tempera
 def _with_features(model: nn.Module, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The model's outputs for n inputs, and the inputs of its last linear layer, (n, f)."""
     taken: list[torch.Tensor] = []
-    watch = _last_linear(model).register_forward_pre_hook(lambda _, arguments: taken.append(arguments[0]))
-    try:
+    with _last_linear(model).register_forward_pre_hook(lambda _, arguments: taken.append(arguments[0])):
         outputs = model(inputs.clone())  # a model may change its inputs
-    finally:
-        watch.remove()
     return outputs, taken[-1].flatten(1)
 
 

@@ -149,7 +149,12 @@ class Evaluator:
         with torch.no_grad():
             outputs = self._model(normalise(torch.tensor(sample.inputs, device=self._device)))
             if isinstance(self._task, Classification):
-                self._check_outputs(outputs)
+                if not isinstance(outputs, torch.Tensor):
+                    wrong = f"returned {type(outputs).__name__}, which needs a data set with a task of its own"
+                    raise ConfigError(f"{self._model_key}: must return a tensor of outputs; {wrong}")
+                if outputs.ndim > 1 and (given := outputs.shape[-1]) < self._classes:
+                    wrong = f"gives {given} outputs, and the data set has {self._classes} classes"
+                    raise ConfigError(f"{self._model_key}: {wrong}")
             targets, task = torch.tensor(sample.labels, device=self._device), type(self._task).__name__
             for called, rate in (("loss", self._task.loss), ("score", self._task.score)):
                 if not isinstance(returned := rate(outputs, targets), torch.Tensor):
@@ -197,14 +202,6 @@ class Evaluator:
             raise ConfigError(f"{self._score_key} {when} is {score} on average; must be finite")
         if score > _MOST_SCORE:
             raise ConfigError(f"{self._score_key} {when} is {score:g} on average; {_SCORES}")
-
-    def _check_outputs(self, outputs: object) -> None:
-        if not isinstance(outputs, torch.Tensor):
-            raise ConfigError(f"{self._model_key}: must return a tensor of outputs; returned {type(outputs).__name__}")
-        if outputs.ndim > 1 and outputs.shape[-1] < self._classes:
-            raise ConfigError(
-                f"{self._model_key}: gives {outputs.shape[-1]} outputs, and the data set has {self._classes} classes"
-            )
 
     def _fill(self, theta: Vector) -> None:
         """Load θ into the model. Estimate the model's running statistics if θ does not hold them."""
