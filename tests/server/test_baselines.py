@@ -362,6 +362,16 @@ def test_a_loss_is_compared_with_those_of_the_last_five_models_and_costs_its_own
     assert after(charged, 5, IDS[0]).credits[4] == 4
 
 
+def test_a_step_needs_as_many_updates_as_keep_the_slowest_client_within_the_bound() -> None:
+    """Latencies of 1, 0.5 and 4 s: 13 updates come in 4 s, and 4/3 times as many with an unknown client."""
+    table = Play(Pisces(4)).table
+    table.measured[:3], table.inverse_latency_sum[:3] = 2, [2.0, 4.0, 0.5]
+    known, all_ = np.arange(3), np.arange(4)
+    cases = ((8, known, 1), (8, all_, 1), (1, all_, 1), (8, all_[3:], 1), (8, known, 3), (0, known, 1))
+    needed = [Pisces(4, staleness_bound=b).updates_needed(table, rows, buffer) for b, rows, buffer in cases]
+    assert needed == [2, 3, 4, 1, 3, 3]
+
+
 ONE = np.ones(3, np.float32)
 
 
