@@ -182,7 +182,8 @@ def test_oort_prefers_useful_and_fast_clients() -> None:
         return {int(play.policy.select(state, context).rows[0]) for context in contexts}
 
     assert chosen() == {6}
-    play.table.inverse_latency_sum[6:9] = 0.5
+    play.table.inverse_latency_sum[6:8] = 0.5
+    play.table.measured[8], play.table.missed[8] = 20, 19  # which lengthen its duration as much
     assert chosen() == set(range(13)) - {6, 7, 8}
 
 
