@@ -561,3 +561,4 @@ async def test_the_state_knows_as_the_log_does_whose_job_of_an_earlier_step_is_o
         await play.answer("a")
         await play.answer("c")
     assert play.rig.coordinator.state.at_work == {"b": (1, 1)}
+    assert play.peers["b"].withdrawn == [(1, 1)], "it need not go on"
