@@ -97,12 +97,18 @@ async def test_a_client_that_has_played_a_round_counts_once(rig: MakeRig) -> Non
 
 
 async def test_no_more_clients_join_than_the_run_has(rig: MakeRig) -> None:
-    async with rig(rounds=1, clients=2).playing() as r:
+    async with rig(rounds=1, clients=2, minimum_clients=2).playing() as r:
         await r.lose(await r.join("z", manual=True))
         await r.join("a")
         with pytest.raises(WireError, match=r"this run has all its clients\.count = 2 clients"):
             await r.join("b")
         await r.join("z")
+
+
+async def test_all_clients_of_a_run_may_come_back_to_its_next_server(rig: MakeRig) -> None:
+    for rounds in (1, 2):
+        async with rig(rounds=rounds, clients=2, privacy=None).played_by("ab") as r:
+            assert len(r.store.rounds()) == rounds
 
 
 PLAN = Budget(10.0, 0.04)
