@@ -14,6 +14,7 @@ from pausefl_proto.errors import PauseflError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Manifest, TensorSpec, digest
 from pausefl_server.rounds.messages import Refusal
+from pausefl_server.selection.policies.everyone import All
 from pausefl_server.selection.policies.uniform import Random
 from rigs.coordinator import BUDGET, SIZE, FakePeer, MakeRig, averaged
 
@@ -265,3 +266,14 @@ async def test_a_client_whose_stream_takes_nothing_holds_nobody_up(rig: MakeRig)
         r.peers.remove(frozen)  # it receives no goodbye
     assert Counter(r.events())["missed", "b"] == 70
     assert len(r.store.rounds()) == 70
+
+
+async def test_a_late_answer_does_not_keep_the_next_job_from_being_withdrawn(rig: MakeRig) -> None:
+    async with rig(All(2), rounds=2, quorum=0.5).playing() as r:
+        a, b = await r.join_all("ab", manual=True)
+        await b.next_job()
+        await a.play(1)
+        await b.next_job()
+        await b.answer(1)
+        await a.play(2)
+    assert b.withdrawn == [(1, 1), (2, 1)]
