@@ -209,12 +209,31 @@ class Slower(torch.optim.SGD):
         (group,) = self.param_groups
         assert all(parameter.grad is not None for parameter in group["params"])
         group["steps"] += 1
-        group["lr"] = self.defaults["lr"] / group["steps"]
+        group["lr"] = np.float64(self.defaults["lr"]) / group["steps"]
+
+
+class Counting(Slower):
+    """Counts in a state of all parameters, under a name of its own."""
+
+    state: Any
+
+    def shorten(self) -> None:
+        self.param_groups[0]["steps"] = int(self.state["k"]) if self.state else 0
+        super().shorten()
+        self.state["k"] = torch.tensor(self.param_groups[0].pop("steps"))
+
+    def state_dict(self) -> dict[str, Any]:
+        saved = super().state_dict()
+        return {"all": saved.pop("state"), **saved}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict({"state": state_dict["all"], "param_groups": state_dict["param_groups"]})
 
 
 @pytest.mark.parametrize("schedule", [{}, {"kind": "exponential", "gamma": 0.5}])
-def test_what_an_optimizer_of_ones_own_counts_survives_a_restart(schedule: dict[str, Any]) -> None:
-    settings = TrainingSettings(f"{__name__}:Slower", 0.1, schedule=schedule)
+@pytest.mark.parametrize("kind", ["Slower", "Counting"])
+def test_what_an_optimizer_of_ones_own_counts_survives_a_restart(kind: str, schedule: dict[str, Any]) -> None:
+    settings = TrainingSettings(f"{__name__}:{kind}", 0.1, schedule=schedule)
     first, restarted = trainer_of(settings), trainer_of(settings)
     assert first.state() == b""
     whole = updates(first, 2)
@@ -239,6 +258,22 @@ def test_an_optimizer_whose_settings_hold_a_function_leaves_no_state() -> None:
     trainer = trainer_of(TrainingSettings(f"{__name__}:Curved", 0.1))
     updates(trainer, 1)
     assert trainer.state() == b""
+
+
+class Twice(TrainingMethod):
+    """Goes through a round's batches twice, as FedRep does for its two parts of a model."""
+
+    def local_steps(self, model: nn.Module, optimizer: Any, batches: Any, task: Any) -> list[torch.Tensor]:
+        first, again = [*batches], [*batches]
+        assert len(batches) == len(first) == len(again) == 30
+        assert all(torch.equal(a, b) for pair in zip(first, again, strict=True) for a, b in zip(*pair, strict=True))
+        return super().local_steps(model, optimizer, batches, task)
+
+
+def test_a_method_may_go_through_its_batches_again() -> None:
+    settings = TrainingSettings("sgd", batch_size=3)
+    (twice,), (plain,) = updates(trainer_of(settings, Twice()), 1), updates(trainer_of(settings), 1)
+    assert np.array_equal(twice, plain)
 
 
 class Returning(TrainingMethod):

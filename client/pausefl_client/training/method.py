@@ -1,7 +1,8 @@
 """Training methods: how one client trains in a round, with its optimizer, its loss and its loop."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType, NoneType
 from typing import Any, ClassVar, NamedTuple
 
@@ -25,6 +26,20 @@ class Batch(NamedTuple):
     inputs: torch.Tensor
     """Images are float32 in [−1, 1], tokens int64. Features are as in the data set."""
     targets: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of one round, in order. Each loop over them goes through all of them again."""
+
+    make: Callable[[], Iterator[Batch]]
+    steps: int
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.make()
 
 
 class TrainingMethod:
@@ -56,7 +71,7 @@ class TrainingMethod:
         """Change the gradients between the backward pass and the optimizer's step."""
 
     def local_steps(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Batch], task: LearningTask
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Batches, task: LearningTask
     ) -> list[torch.Tensor]:
         """Train on the round's batches and return the loss of each step, detached."""
         return [self.step(model, optimizer, batch, task) for batch in batches]

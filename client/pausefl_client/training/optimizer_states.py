@@ -6,7 +6,9 @@ The bytes are read back without running code.
 import io
 import marshal
 import math
+import re
 from collections.abc import Mapping, Sequence
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,16 @@ import torch
 
 from pausefl_client.training.device_copies import off_device
 from pausefl_client.training.model_vector import STORED, views
+from pausefl_proto.errors import ConfigError
 
 JoinedStates = Mapping[str, Any]
 """Joined states by name. Tensors of the parameters' shapes are joined, (d,); others (Adam's step count) occur once."""
 
 _LENGTH_BYTES = 8
 _DTYPES = {str(dtype): dtype for dtype in STORED}
+# What numpy's numbers are read back by: a schedule of one's own that uses numpy sets such rates.
+_NUMPYS: list[Any] = [np.float64().__reduce__()[0], np.dtype, *{type(np.dtype(code)) for code in "?ilfd"}]
+torch.serialization.add_safe_globals(_NUMPYS)
 
 
 def joined(states: Sequence[Mapping[str, Any]], shapes: Sequence[torch.Size]) -> JoinedStates:
@@ -63,7 +69,7 @@ class StateWriter:
 
     def written(self, optimizer: Mapping[str, Any], of_client: Mapping[str, Any]) -> bytes:
         """The bytes of an optimizer's `state_dict()` and of `of_client`, the client's other states."""
-        states, tensors = _parted(optimizer["state"])
+        states, tensors = _parted(optimizer.get("state", {}))  # a user's own optimizer may name its states otherwise
         places = {dtype: [place for place, _ in of_dtype] for dtype, of_dtype in tensors.items()}
         described = {**of_client, "optimizer": {**optimizer, "state": states}, "tensors": places}
         parts = (tensor.reshape(-1).view(torch.uint8) for of_dtype in tensors.values() for _, tensor in of_dtype)
@@ -83,10 +89,14 @@ class StateWriter:
 
 
 def read_states(written: bytes, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The optimizer's state and the client's other states, read from the bytes of a `StateWriter`."""
+    """The optimizer's state and the client's other states, of a `StateWriter`. ConfigError if they hold objects."""
     start = _LENGTH_BYTES + int.from_bytes(written[:_LENGTH_BYTES], "little")
     # weights_only: torch reads tensors, numbers and collections only, and runs no code, whatever the bytes are.
-    saved: dict[str, Any] = torch.load(io.BytesIO(written[_LENGTH_BYTES:start]), device, weights_only=True)
+    try:
+        saved: dict[str, Any] = torch.load(io.BytesIO(written[_LENGTH_BYTES:start]), device, weights_only=True)
+    except UnpicklingError as error:
+        held = "tensors, numbers, texts, lists and dicts; it holds", *re.findall(r"GLOBAL (\S+)", str(error))[:1]
+        raise ConfigError(f"workload.optimizer: its state_dict() may hold {' '.join(held)}") from error
     optimizer = saved.pop("optimizer")
     for name, places in saved.pop("tensors").items():
         dtype = _DTYPES[name]
@@ -104,14 +114,15 @@ _Place = tuple[Any, str, list[int]]
 
 
 def _parted(
-    states: Mapping[Any, Mapping[str, Any]],
-) -> tuple[dict[Any, dict[str, Any]], dict[str, list[tuple[_Place, torch.Tensor]]]]:
+    states: Mapping[Any, Any],
+) -> tuple[dict[Any, Any], dict[str, list[tuple[_Place, torch.Tensor]]]]:
     """Split an optimizer's states into those without plain tensors, by parameter, and the plain tensors, by dtype."""
-    rest: dict[Any, dict[str, Any]] = {}
+    rest: dict[Any, Any] = {}
     tensors: dict[str, list[tuple[_Place, torch.Tensor]]] = {}
     for key, state in states.items():
-        rest[key] = {}
-        for name, value in state.items():
+        is_of_all = not isinstance(state, Mapping)  # one value for all parameters
+        rest[key] = state if is_of_all else {}
+        for name, value in () if is_of_all else state.items():
             if _is_plain(value):
                 tensors.setdefault(str(value.dtype), []).append(((key, name, list(value.shape)), value))
             else:

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from pausefl_client.data.datasets import Examples, are_classes
 from pausefl_client.data.holdings import Holding, holding_of
 from pausefl_client.data.tasks import LearningTask
 from pausefl_client.training.device_copies import gathered_bytes, off_device, on_device
-from pausefl_client.training.method import Batch, TrainingMethod, checked_losses, checked_state, new_optimizer
+from pausefl_client.training.method import Batch, Batches, TrainingMethod, checked_losses, checked_state, new_optimizer
 from pausefl_client.training.model_vector import ConstantBuffers, ModelVector, views
 from pausefl_client.training.optimizer_states import JoinedStates, StateWriter, comparable, joined, parted, read_states
 from pausefl_client.training.optimizers import LearningRates
@@ -105,7 +106,8 @@ class TorchTrainer:
         use_one_thread()
         start, control = self.parted(theta)
         statistics = theta[self.manifest.charged.size :]
-        seed, rows = self.drawn(round)
+        seed, drawn = self.drawn(round)
+        batches = Batches(partial(self._batches, [*drawn]), self.steps)
         self.vector.fill(np.concatenate((start, statistics)) if statistics.size else start)
         if self.vector.is_rounded:
             start = self.vector.values()[: start.size]
@@ -118,7 +120,7 @@ class TorchTrainer:
             self.method.take_control(control)
         with self.random_layers.seeded(seed):
             self.method.begin_round(self.model, round)
-            losses = self.method.local_steps(self.model, optimizer, self._batches(rows), self.task)
+            losses = self.method.local_steps(self.model, optimizer, batches, self.task)
             self.method.end_round(self.model)
         loss = torch.stack(checked_losses(losses, self.method)).mean()
         self._constants.put_back()
@@ -185,7 +187,7 @@ class TorchTrainer:
         if self._remembered:
             optimizer["state"] = {_ALL: self._remembered}
         described = self._described(optimizer)
-        is_fresh = not optimizer["state"] if described is None else described == self._fresh_optimizer
+        is_fresh = optimizer.get("state") == {} if described is None else described == self._fresh_optimizer
         if is_fresh and not any(of_client.values()):
             return b""
         return self._state_writer.written(optimizer, of_client)
@@ -218,11 +220,12 @@ class TorchTrainer:
             self._remembered = {}
         return self._optimizer
 
-    def _batches(self, rows: Iterator[torch.Tensor]) -> Iterator[Batch]:
+    def _batches(self, rows: list[torch.Tensor]) -> Iterator[Batch]:
         """Yield the round's batches until its job is withdrawn. Several are gathered in one call, which is faster."""
         example_bytes = 4 * max(1, self.inputs[0].numel())
         at_once = max(1, gathered_bytes(self.device) // (example_bytes * self.settings.batch_size))
-        while of_steps := list(itertools.islice(rows, at_once)):
+        for start in range(0, len(rows), at_once):
+            of_steps = rows[start : start + at_once]
             gathered, sizes = torch.cat(of_steps), [len(of_step) for of_step in of_steps]
             inputs = normalise(self.inputs[gathered])
             parts = (torch.split(values, sizes) for values in (inputs, self.targets[gathered]))
