@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import math
 import multiprocessing
 import os
 import queue
@@ -17,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -278,6 +279,35 @@ def test_a_new_thread_evaluates_as_one_that_has_computed_before(model: str) -> N
     here = evaluator.evaluate(theta, ["test"], subset=True).evaluations[0]
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(evaluator.evaluate, theta, ["test"], subset=True).result().evaluations[0] == here
+
+
+class Repeated(nn.Module):
+    """Repeats its inputs 2**20 times, as a view: as many bytes as layers of language models or of large images."""
+
+    at_once: ClassVar[list[int]] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.at_once.append(len(x))
+        return x[None].expand(2**20, *x.shape)
+
+
+class Wide(nn.Module):
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.wide, self.outputs = Repeated(), nn.Linear(math.prod(shape), classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.outputs(self.wide(x[:, 0, 0, :1])[0].expand(-1, 64))
+        return y
+
+
+def test_a_model_with_large_layers_is_evaluated_a_few_examples_at_a_time() -> None:
+    evaluator = evaluator_of(model=f"{__name__}:{Wide.__name__}")
+    evaluator.rehearse(parse_experiment("").workload)
+    Repeated.at_once.clear()
+    (found,), _ = evaluator.evaluate(evaluator.initial.theta_0, ["test"], subset=False)
+    assert Repeated.at_once == [32] * 9 + [12]  # of 4 MiB each
+    assert found.n_examples == 300
 
 
 def test_theta_0_depends_on_the_seed_alone_and_diverged_models_are_evaluated(evaluator: Evaluator) -> None:

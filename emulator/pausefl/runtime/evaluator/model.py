@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.module import register_module_forward_hook
 
 from pausefl.runtime.evaluator.plan import Evaluated, EvaluatorPlan, InitialModel, ModelRest, StoredTensor
 from pausefl_client.data.datasets import Examples, load_dataset, sampled
@@ -25,7 +26,8 @@ from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
 from pausefl_server.records import Evaluation, Split
 
-_BATCH = 500
+# The most examples in a pass of the model, and the most bytes of a layer's output.
+_MOST_AT_ONCE, _MOST_BYTES = 500, 2**27
 _REHEARSED_EXAMPLES = 32
 _SEEDED = "draw from torch's generator, or from one with a seed of its own"
 _MOST_SCORE = 1 + 1e-6  # with what rounding adds
@@ -48,6 +50,7 @@ class Evaluator:
         self._model = self._build()
         self._model.to(self._device)  # a user's own `to` and `eval` need not return the model
         self._model.eval()
+        self._at_once = _MOST_AT_ONCE
         self._classes = data.classes
         self._data_key, self._model_key = f'workload.dataset = "{dataset}"', f'workload.model = "{model}"'
         self._task = data.task or Classification()
@@ -145,6 +148,7 @@ class Evaluator:
             if type(self._task) is Classification and (label := split.labels.max()) >= self._classes:
                 raise ConfigError(f"{self._data_key}: {name} has a label {label}; must be below {self._classes}")
         self._check_finite(self.initial.theta_0, "before any training")
+        self._at_once = self._fitting(sample)
         self._fill(self.initial.theta_0)
         with torch.no_grad():
             outputs = self._model(normalise(torch.tensor(sample.inputs, device=self._device)))
@@ -170,6 +174,14 @@ class Evaluator:
         self._check_score(score, "before any training")
         if isinstance(outputs, torch.Tensor):
             self._check_direction(outputs.detach(), targets)
+
+    def _fitting(self, sample: Examples) -> int:
+        """How many examples a pass may take, so that layers with large outputs fit into memory: two or more."""
+        sizes = [1]
+        inputs = normalise(torch.tensor(sample.inputs, device=self._device))
+        with torch.no_grad(), register_module_forward_hook(lambda *call: sizes.append(getattr(call[2], "nbytes", 0))):
+            self._model(inputs)
+        return max(2, min(_MOST_AT_ONCE, _MOST_BYTES * len(sample) // max(sizes)))
 
     def _check_direction(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
         """ConfigError if outputs that equal their targets have almost no loss, and a smaller score, or none above 0."""
@@ -215,10 +227,10 @@ class Evaluator:
         inputs = self._subsets["validation"].inputs
         with torch.no_grad():
             # Whole batches only: normalisation fails on a single example.
-            for i, start in enumerate(range(0, max(1, len(inputs) - _BATCH + 1), _BATCH)):
+            for i, start in enumerate(range(0, max(1, len(inputs) - self._at_once + 1), self._at_once)):
                 for layer in layers:
                     layer.train().momentum = 1 / (i + 1)  # the mean over batches
-                self._model(normalise(on_device(inputs[start : start + _BATCH], self._device)))
+                self._model(normalise(on_device(inputs[start : start + self._at_once], self._device)))
         self._model.eval()
 
     def _rest(self) -> ModelRest:
@@ -234,8 +246,8 @@ class Evaluator:
         score, loss = torch.zeros(2, dtype=torch.float64, device=self._device)  # read once: reading waits for a GPU
         n = 0
         with torch.no_grad():
-            for start in range(0, len(examples), _BATCH):
-                rows = slice(start, start + _BATCH)
+            for start in range(0, len(examples), self._at_once):
+                rows = slice(start, start + self._at_once)
                 inputs, targets = (on_device(part[rows], self._device) for part in (examples.inputs, examples.labels))
                 outputs = self._model(normalise(inputs))
                 if scored := len(scores := self._task.score(outputs, targets).flatten()):  # padding has a loss of NaN
