@@ -145,18 +145,28 @@ def _classes(splits: Mapping[str, datasets.Dataset], column: str) -> dict[Any, i
 
 
 def _inputs(split: datasets.Dataset, names: tuple[str, ...]) -> npt.NDArray[Any]:
-    """(n, channels, height, width) of images, (n, words) of texts, (n, ...) float32 of numbers."""
+    """(n, channels, height, width) of images, in RGB or all grey; (n, words) of texts; (n, ...) float32 of numbers."""
     feature = split.features[names[0]]
     if isinstance(feature, datasets.Image):
-        images = [np.asarray(_plain(image)) for image in split[names[0]]]
+        plain = [_plain(image) for image in split[names[0]]]
+        mode = "RGB" if any(image.mode == "RGB" for image in plain) else "L"
+        images = [np.asarray(image.convert(mode)) for image in plain]
         if len(shapes := {image.shape for image in images}) > 1:
             raise ConfigError(f"images of {names[0]} have {len(shapes)} sizes, and must have one")
         stacked = np.stack(images)
         return stacked[:, None] if stacked.ndim == 3 else np.moveaxis(stacked, 3, 1)
     if getattr(feature, "dtype", "") in _TEXTS:
         return hashed_tokens(split[names[0]][:], AG_NEWS_WORDS)
-    numbers = [np.asarray(split[name][:], np.float32) for name in names]
+    numbers = [_numbers(split, name) for name in names]
     return numbers[0] if len(names) == 1 and numbers[0].ndim > 1 else np.stack(numbers, axis=1)
+
+
+def _numbers(split: datasets.Dataset, name: str) -> npt.NDArray[np.float32]:
+    try:
+        return np.asarray(split[name][:], np.float32)
+    except (TypeError, ValueError) as error:
+        no_numbers = f"column {name} holds no numbers of one shape ({in_one_line(error)})"
+        raise ConfigError(f"{no_numbers}; name others by input=, or write a data set of your own") from error
 
 
 def _plain(image: Any) -> Any:

@@ -137,6 +137,15 @@ def test_rows_of_a_file_without_a_label_are_left_out(label: str, tmp_path: Path)
     assert found.train.inputs[:, 0].tolist() == (found.train.labels + 1).tolist()
 
 
+def test_grey_images_among_others_are_read_in_rgb(tmp_path: Path) -> None:
+    for k, shape in enumerate([(4, 4), (4, 4, 3)] * 3):
+        (tmp_path / f"train/{k % 3}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full(shape, k, np.uint8)).save(tmp_path / f"train/{k % 3}/{k}.png")
+    found = load_dataset(f"hf:{tmp_path}", seed=0)
+    assert found.input_shape == (3, 4, 4)
+    assert (found.train.inputs[:, :, 0, 0] % 3 == found.train.labels[:, None]).all()
+
+
 @pytest.mark.parametrize("pixel", [np.uint16(300), np.int32(300), np.float32(0.3)])
 def test_images_of_more_than_8_bits_are_refused(pixel: Any, tmp_path: Path) -> None:
     """As bytes, their pixels would all be 0 or 255."""
@@ -152,9 +161,13 @@ def test_images_of_more_than_8_bits_are_refused(pixel: Any, tmp_path: Path) -> N
     ("source", "line"),
     [
         ("{csv}?label=price", "labels of price, such as 2.5, are no classes; a data set of your own with a task can"),
-        ("{csv}", r"csv\": no column of labels; say which: \?label=COLUMN \(it has: a, b, price\)"),
+        ("{csv}", r"csv\": no column of labels; say which: \?label=COLUMN \(it has: a, b, price, t\)"),
         ("{csv}?label=a", "2 examples of its split train have a label; needs 3"),
-        ("{csv}?label=c", r"there is no column c \(it has: a, b, price\)"),
+        (
+            "{csv}?label=b&input=a,t",
+            r"column t holds no numbers of one shape \(ValueError: .*\); name others by input=",
+        ),
+        ("{csv}?label=c", r"there is no column c \(it has: a, b, price, t\)"),
         ("{csv}?labels=a", "labels: unknown option; must be one of input, label, owner, config, revision"),
         ("{csv}/nowhere", r"cannot be loaded \(\w+: "),
         ("femnist", "'femnist' is no data set: must be hf:OWNER/NAME, or hf: and the path of a folder"),
@@ -162,7 +175,7 @@ def test_images_of_more_than_8_bits_are_refused(pixel: Any, tmp_path: Path) -> N
 )
 def test_what_is_no_data_set_is_one_line(source: str, line: str, tmp_path: Path) -> None:
     (tmp_path / "csv").mkdir()
-    (tmp_path / "csv/train.csv").write_text("a,b,price\n1,2,2.5\n3,4,1.5\n")
+    (tmp_path / "csv/train.csv").write_text("a,b,price,t\n1,2,2.5,x\n3,4,1.5,y\n,6,1.5,y\n")
     with pytest.raises(ConfigError, match=line) as refused:
         load_dataset(f"hf:{source.format(csv=tmp_path / 'csv')}", seed=0)
     assert "\n" not in str(refused.value)
