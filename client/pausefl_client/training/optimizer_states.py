@@ -72,20 +72,14 @@ class StateWriter:
         states, tensors = _parted(optimizer.get("state", {}))  # a user's own optimizer may name its states otherwise
         places = {dtype: [place for place, _ in of_dtype] for dtype, of_dtype in tensors.items()}
         described = {**of_client, "optimizer": {**optimizer, "state": states}, "tensors": places}
-        parts = (tensor.reshape(-1).view(torch.uint8) for of_dtype in tensors.values() for _, tensor in of_dtype)
-        description = self._description(described)
-        length = len(description).to_bytes(_LENGTH_BYTES, "little")
-        return b"".join((length, description, *(part.data for part in off_device(*parts))))
-
-    def _description(self, described: dict[str, Any]) -> bytes:
         known = comparable(described)
-        if known is not None and known == self._known:
-            return self._written
-        buffer = io.BytesIO()
-        torch.save(described, buffer)
-        if known is not None:
+        if known is None or known != self._known:
+            buffer = io.BytesIO()
+            torch.save(described, buffer)
             self._known, self._written = known, buffer.getvalue()
-        return buffer.getvalue()
+        parts = (tensor.reshape(-1).view(torch.uint8) for of_dtype in tensors.values() for _, tensor in of_dtype)
+        length = len(self._written).to_bytes(_LENGTH_BYTES, "little")
+        return b"".join((length, self._written, *(part.data for part in off_device(*parts))))
 
 
 def read_states(written: bytes, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
