@@ -166,7 +166,7 @@ class Evaluator:
                     raise ConfigError(f"{self._data_key}: {task}.{called} must return a tensor; returned {kind}")
         most = max(targets.numel(), outputs.numel()) if isinstance(outputs, torch.Tensor) else math.inf
         if returned.ndim == 0 or returned.numel() > most:  # (n, n) for outputs of (n, 1) and targets of (n,)
-            due = f"one value for each thing predicted; returned one of shape {tuple(returned.shape)}"
+            due = f"one value for each thing predicted, to be averaged; returned one of shape {tuple(returned.shape)}"
             raise ConfigError(f"{self._data_key}: {task}.score must return {due}")
         score, loss = self._rate(sample)
         if not math.isfinite(loss):
