@@ -113,7 +113,7 @@ def test_the_seed_decides_and_the_global_generator_does_not() -> None:
 
 
 @pytest.mark.parametrize(("name", "shape"), [("cnn3", CIFAR), ("cnn5", CIFAR), ("fedts_fashion", MNIST)])
-def test_pooling_before_relu_or_by_another_library_changes_no_bit_and_loses_no_nan(
+def test_pooling_before_relu_or_in_another_layout_changes_no_bit_and_loses_no_nan(
     name: str, shape: tuple[int, ...]
 ) -> None:
     model = build_model(name, shape, 10, seed=1)
@@ -133,6 +133,22 @@ def test_pooling_before_relu_or_by_another_library_changes_no_bit_and_loses_no_n
         assert torch.equal(own.grad, theirs.grad)
     images[3, 0, 0, 0] = math.nan
     assert model(images).isnan().any(1).tolist() == [i == 3 for i in range(20)]
+
+
+@pytest.mark.parametrize(("name", "shape"), [("cnn3", CIFAR), ("fedts_fashion", MNIST)])
+def test_methods_may_take_second_derivatives_and_gradients_of_each_example(name: str, shape: tuple[int, ...]) -> None:
+    model, images = build_model(name, shape, 10, seed=1), torch.rand(2, *shape)
+    parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
+    gradients = torch.autograd.grad(model(images).logsumexp(1).sum(), list(parameters.values()), create_graph=True)
+    torch.autograd.backward(torch.stack([gradient.square().sum() for gradient in gradients]).sum())
+
+    def loss(of: dict[str, torch.Tensor], image: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = torch.func.functional_call(model, of, (image[None],))
+        return outputs.logsumexp(1).sum()
+
+    of_each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, images)
+    for gradient, each in zip(gradients, of_each.values(), strict=True):
+        torch.testing.assert_close(each.sum(0), gradient.detach(), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(("name", "shape"), [("mlp", CIFAR), ("cnn3", CIFAR), (OWN, DIGIT)])
