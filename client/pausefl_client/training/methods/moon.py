@@ -53,7 +53,8 @@ class Moon(Bounded, RememberingMethod):
             return super().loss(model, batch, task)
         outputs, features = _with_features(model, batch.inputs)
         with torch.no_grad():
-            server, last = (_with_features(reference, batch.inputs)[1] for reference in self._references)
+            # detached, as a model may take gradients in evaluation
+            server, last = (_with_features(reference, batch.inputs)[1].detach() for reference in self._references)
         return task.loss(outputs, batch.targets) + self.mu * contrast(features, server, last, self.temperature)
 
     def end_round(self, model: nn.Module) -> None:

@@ -41,6 +41,6 @@ def added_to_environment(**variables: str) -> Iterator[None]:
         try:
             yield
         finally:
-            for name in added:
-                del os.environ[name]
             os.environ.update(before)
+            for name in added.keys() - before.keys():
+                del os.environ[name]
