@@ -46,7 +46,7 @@ class StackedNetwork:
 
 def layers_of(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the layers in order, including those of nested sequences. NotStackable at an unsupported layer."""
-    if isinstance(model, nn.Sequential) and type(model) in (nn.Sequential, ImageNetwork):
+    if type(model) is nn.Sequential or type(model) is ImageNetwork:
         for part in model:
             yield from layers_of(part)
     elif type(model) not in _FORWARDS:
