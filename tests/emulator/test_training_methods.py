@@ -35,10 +35,12 @@ EXAMPLES = load_dataset("digits", seed=1).train.take(np.arange(90))
 
 
 def network() -> nn.Module:
-    """A network with normalisation, which FedBN needs."""
+    """A network with normalisation, which FedBN needs. Weights are a transposed matrix, and columns of one."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 10))
-    model.features = model(torch.zeros(1, 64))  # as a pass leaves them in models of some users
+    model[1].weight = nn.Parameter((torch.randn(64, 32) / 8).t())
+    model[4].weight = nn.Parameter((torch.randn(10, 40) / 6)[:, :32])
+    vars(model)["kept"] = {"features": [model(torch.zeros(1, 64))]}  # as a pass leaves them in models of some users
     return model
 
 

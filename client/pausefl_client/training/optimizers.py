@@ -19,12 +19,21 @@ from pausefl_proto.errors import ConfigError, PauseflError
 _FUSED = {"sgd", "adam", "adamw"}
 
 
+def laid_out(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A parameter's gradient or state, in the parameter's order in memory: fused kernels pair values by their place."""
+    return torch.empty_like(parameter, dtype=tensor.dtype).copy_(tensor)
+
+
 @cache
 def _without_compiler(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     """The optimizer's class without the wrappers that import torch's compiler at the first step: 800 modules, 1 s."""
     own_step = inspect.unwrap(optimizer.step)
 
     def step(self: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"] if group.get("fused") else ():
+                if (gradient := parameter.grad) is not None and gradient.stride() != parameter.stride():
+                    parameter.grad = laid_out(gradient, parameter)
         with torch.set_grad_enabled(self.defaults["differentiable"]):
             return own_step(self, *args, **options)
 
@@ -36,7 +45,9 @@ def _without_compiler(optimizer: type[torch.optim.Optimizer]) -> type[torch.opti
 
 def make_optimizer(settings: TrainingSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """A new optimizer of these parameters. ConfigError if it does not accept `workload.optimizer_options`."""
-    options: dict[str, Any] = {"fused": True} if settings.optimizer in _FUSED else {}
+    # Not of a part of a larger tensor, such as its first columns: a fused kernel would change what lies between.
+    is_whole = all(parameter.stride() == torch.empty_like(parameter).stride() for parameter in parameters)
+    options: dict[str, Any] = {"fused": True} if is_whole and settings.optimizer in _FUSED else {}
     options |= {"lr": settings.learning_rate, **settings.optimizer_options}
     factory = OPTIMIZERS.find(settings.optimizer, "workload.optimizer")
     if settings.optimizer in OPTIMIZERS:  # torch's own

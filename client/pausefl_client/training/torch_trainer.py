@@ -17,7 +17,7 @@ from pausefl_client.training.device_copies import gathered_bytes, off_device, on
 from pausefl_client.training.method import Batch, Batches, TrainingMethod, checked_losses, checked_state, new_optimizer
 from pausefl_client.training.model_vector import ConstantBuffers, ModelVector, views
 from pausefl_client.training.optimizer_states import JoinedStates, StateWriter, comparable, joined, parted, read_states
-from pausefl_client.training.optimizers import LearningRates
+from pausefl_client.training.optimizers import LearningRates, laid_out
 from pausefl_client.training.random_layers import RandomLayers
 from pausefl_client.training.tasks import Classification
 from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
@@ -205,6 +205,7 @@ class TorchTrainer:
             if _ALL in states:
                 states.update(enumerate(parted(states.pop(_ALL), self._shapes)))
             self._optimizer.load_state_dict(of_optimizer)
+            self._lay_out_states()
 
     def _described(self, optimizer: Mapping[str, Any]) -> bytes | None:
         """An optimizer's state without a learning rate that the schedule sets. None if it holds tensors or objects."""
@@ -217,8 +218,17 @@ class TorchTrainer:
         if self._remembered:
             states = parted(self._remembered, self._shapes)
             self._optimizer.state.update(zip(self._parameters, states, strict=True))
+            self._lay_out_states()
             self._remembered = {}
         return self._optimizer
+
+    def _lay_out_states(self) -> None:
+        """Bring states that were written or joined, which lost it, into the order in memory of their parameters."""
+        for parameter in self._parameters:
+            states = self._optimizer.state.get(parameter, {})
+            for name, value in states.items() if isinstance(states, dict) else ():
+                if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.shape == parameter.shape:
+                    states[name] = laid_out(value, parameter)
 
     def _batches(self, rows: list[torch.Tensor]) -> Iterator[Batch]:
         """Yield the round's batches until its job is withdrawn. Several are gathered in one call, which is faster."""
