@@ -39,6 +39,7 @@ def not_a_model(input_shape: tuple[int, ...], classes: int) -> str:
         ("mlp", (1, 8, 8), 2_778),
         ("cnn3", CIFAR, 170_474),
         ("cnn3_batch", CIFAR, 170_474),
+        ("cnn5", CIFAR, 207_434 + 832),  # as published, and those of its normalisation
         ("fedts_fashion", MNIST, 29_034),
         ("cnn3_running", CIFAR, 171_370),  # 896 of them are statistics
         ("fedts_fashion_batch", MNIST, 29_130),  # 96 of them are statistics
@@ -49,13 +50,6 @@ def test_number_of_parameters(name: str, shape: tuple[int, ...], size: int) -> N
     model = build_model(name, shape, 10, seed=1)
     assert ModelVector(model).manifest.size == ModelVector(model).values().size == size
     assert model(torch.zeros(2, *shape)).shape == (2, 10)
-
-
-def test_cnn5_has_the_published_parameters_besides_its_normalisation() -> None:
-    model = build_model("cnn5", CIFAR, 10, seed=1)
-    norms = [module for module in model.modules() if isinstance(module, nn.GroupNorm)]
-    assert ModelVector(model).manifest.size - sum(p.numel() for norm in norms for p in norm.parameters()) == 207_434
-    assert model(torch.zeros(2, *CIFAR)).shape == (2, 10)
 
 
 @pytest.mark.parametrize(("name", "shape"), [("fedts_fashion", (1, 3, 8)), ("fedts_cifar", (3, 15, 32))])

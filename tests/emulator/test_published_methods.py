@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -182,6 +184,10 @@ def test_moon_descends_the_papers_loss() -> None:
     client, mu, temperature = Client(1), 2.0, 0.5
     trainer = client.trainer(Moon(mu, temperature), two_layers)
     plain = client.trainer(TrainingMethod(), two_layers)
+    kept: list[torch.Tensor] = []  # a task may take what hooks keep, and a model give and take other names
+    trainer.model.register_forward_hook(lambda *call: kept.append(call[2]))
+    trainer.task = SimpleNamespace(metric="", loss=lambda _, y: Regression(1.0).loss(kept[-1], y), score=None)
+    vars(trainer.model)["load_state_dict"] = None
     theta, later = (np.random.default_rng(k).standard_normal(8).astype(np.float32) for k in (4, 5))
     first = trainer.train(theta, round=1).update
     assert first.tobytes() == plain.train(theta, round=1).update.tobytes()  # there is no previous model yet
@@ -206,6 +212,9 @@ def test_the_contrastive_loss_of_equal_features_is_ln_2_and_layers_that_a_method
     with pytest.raises(ConfigError, match="has no linear layer"):
         convolution = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 1, 3), nn.Flatten())
         Client(1).trainer(Moon(1.0), lambda: convolution).train(ModelVector(convolution).values(), round=1)
+    vars(locked := linear())["lock"] = Lock()
+    with pytest.raises(ConfigError, match=r"needs copies of workload\.model: cannot pickle .*lock"):
+        Client(1).trainer(Moon(1.0), lambda: locked).train(START, round=1)
 
 
 def test_poison_has_the_norm_of_each_part_of_an_honest_update() -> None:

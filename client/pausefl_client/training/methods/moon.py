@@ -1,6 +1,7 @@
 """MOON, model-contrastive federated learning (Li, He and Song, CVPR 2021)."""
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,27 +39,45 @@ class Moon(Bounded, RememberingMethod):
     def begin_round(self, model: nn.Module, round: int) -> None:
         """Keep copies of the server's model and of the client's last one, as references."""
         _last_linear(model)
-        self._references = []
-        if self.remembered:
-            # deepcopy refuses tensors that a pass has left in the model, such as features kept to look at.
-            left = [t for layer in model.modules() for t in vars(layer).values() if isinstance(t, torch.Tensor)]
-            self._references = [copy.deepcopy(model, {id(t): t.detach().clone() for t in left}) for _ in range(2)]
-            self._references[1].load_state_dict(self.remembered, strict=False)
-            for reference in self._references:
-                reference.eval()
+        # deepcopy refuses tensors that a pass has left in the model, such as features kept to look at.
+        left = [tensor for layer in model.modules() for tensor in _computed(vars(layer))]
+        try:
+            server, last = (copy.deepcopy(model, {id(t): t.detach().clone() for t in left}) for _ in range(2))
+        except (TypeError, RuntimeError) as error:
+            raise ConfigError(f'workload.training = "moon": needs copies of workload.model: {error}') from error
+        places = _changing(last)
+        with torch.no_grad():
+            for name, value in self.remembered.items():  # not by `load_state_dict`, where users' names may differ
+                places[name].copy_(value)
+        self._references = [server, last] if self.remembered else []
+        for reference in self._references:
+            reference.eval()
 
     def loss(self, model: nn.Module, batch: Batch, task: LearningTask) -> torch.Tensor:
         """The task's loss + μ ℓ."""
         if not self._references:
             return super().loss(model, batch, task)
-        outputs, features = _with_features(model, batch.inputs)
+        # First, so that hooks that keep features leave those of the model itself to the task.
         with torch.no_grad():
             # detached, as a model may take gradients in evaluation
             server, last = (_with_features(reference, batch.inputs)[1].detach() for reference in self._references)
+        outputs, features = _with_features(model, batch.inputs)
         return task.loss(outputs, batch.targets) + self.mu * contrast(features, server, last, self.temperature)
 
     def end_round(self, model: nn.Module) -> None:
-        self.remembered = copies({**trained_parameters(model), **running_statistics(model)})
+        self.remembered = copies(_changing(model))
+
+
+def _changing(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {**trained_parameters(model), **running_statistics(model)}
+
+
+def _computed(held: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors in `held`, and in its dicts and lists, that a pass has computed."""
+    if isinstance(held, torch.Tensor) and not held.is_leaf:
+        yield held
+    for part in held.values() if isinstance(held, dict) else held if isinstance(held, list | tuple) else ():
+        yield from _computed(part)
 
 
 def contrast(z: torch.Tensor, towards: torch.Tensor, away: torch.Tensor, temperature: float) -> torch.Tensor:
