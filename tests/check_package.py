@@ -27,6 +27,8 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("simulate", "demo", "--rounds", "20", "--run-dir", "simulated"),
     ("run", "demo", *SMALL, "--run-dir", "played"),
     ("report", "played"),
+    ("replay", "played"),
+    ("fit-latency", "played"),
     ("reproduce", "--list"),
     ("audit", "demo", "--uploads", "2000"),
     ("compare", "demo", *SMALL, "--policies", "pause,random", "--run-dir", "compared"),
@@ -41,7 +43,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 MISSING = re.compile(r'pausefl: .*not installed; pip install "pausefl\[[a-z,]+\]"\n')
 # Alone, these reach no peer. They must say so in one line.
 LONELY = {"server", "client"}
-NOT_IN_ALL = {"audit", "completion", "reproduce"}
+NOT_IN_ALL = {"audit", "completion", "fit-latency", "replay", "reproduce"}
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
         Reproduction,
         Simulation,
         compare,
-        fit_latency,
         load,
         open,  # noqa: A004 - as gzip.open
-        replay,
         report,
         run,
         simulate,
@@ -37,10 +35,11 @@ if TYPE_CHECKING:
     from pausefl.results.report.comparison import Comparison
     from pausefl.results.run import Run
     from pausefl.runtime.observers.base import Observer
-    from pausefl.studies.offline.latency_fit import LatencyFit
-    from pausefl.studies.offline.replay_outputs import Replay
     from pausefl.studies.sweep import Sweep
     from pausefl_audit.audit import Audit, audit
+    from pausefl_offline.latency_fit import LatencyFit
+    from pausefl_offline.library import fit_latency, replay
+    from pausefl_offline.replay_outputs import Replay
     from pausefl_reproduce.library import reproduce
     from pausefl_tune import tune
     from pausefl_tune.tuning import Tuning
@@ -81,24 +80,30 @@ _HOMES = {
     "Behaviour": "pausefl.experiment.population.behaviours",
     "Comparison": "pausefl.results.report.comparison",
     "Experiment": "pausefl.experiment.experiment",
-    "LatencyFit": "pausefl.studies.offline.latency_fit",
+    "LatencyFit": "pausefl_offline.latency_fit",
     "Observer": "pausefl.runtime.observers.base",
-    "Replay": "pausefl.studies.offline.replay_outputs",
+    "Replay": "pausefl_offline.replay_outputs",
     "Run": "pausefl.results.run",
     "SampledDelay": "pausefl.experiment.delay_laws",
     "Sweep": "pausefl.studies.sweep",
     "Tuning": "pausefl_tune.tuning",
     "audit": "pausefl_audit.audit",
+    "fit_latency": "pausefl_offline.library",
+    "replay": "pausefl_offline.library",
     "reproduce": "pausefl_reproduce.library",
     "tune": "pausefl_tune",
 }
 
 
-@needs()
+_EXTRAS = {"LatencyFit": "latency", "fit_latency": "latency"}
+"""The extras of names whose package belongs to others, too."""
+
+
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'pausefl' has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "pausefl.library")), name)
+    with needs(*[_EXTRAS[name]] if name in _EXTRAS else ()):
+        return getattr(import_module(_HOMES.get(name, "pausefl.library")), name)
 
 
 def __dir__() -> list[str]:

@@ -27,11 +27,8 @@ from pausefl_proto.errors import ConfigError, PauseflError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pausefl.experiment.measured.formats import Unit
     from pausefl.results.report.comparison import Comparison
     from pausefl.runtime.standing_fleet import StandingFleet
-    from pausefl.studies.offline.latency_fit import LatencyFit
-    from pausefl.studies.offline.replay_outputs import Replay
     from pausefl.studies.playing import Player, Show
     from pausefl.studies.sweep import Grid, Sweep
 
@@ -272,71 +269,6 @@ def simulate(
     jobs = None if jobs is None else count_of("jobs", jobs)
     with folder_of("simulate", folder) as out:
         return Simulation(out, run_simulations(experiment, names, seeds, rounds, out, jobs))
-
-
-@needs("server")
-def replay(
-    run_dir: str | Path,
-    policy: str | None = None,
-    overrides: Overrides = (),
-    *,
-    draws: int = 100,
-    folder: str | Path | None = None,
-) -> "Replay":
-    """Replay a run's log with its own policy, which must choose the same clients. If not, PauseflError names the round.
-
-    With another `policy`, or `overrides` of [selection], it estimates that policy's choices and latencies from `draws`
-    draws. Tables and a figure are written to `folder`, if it is given. Raises ConfigError if the log lacks data that
-    the policy needs.
-    """
-    from pausefl.studies.offline.replay_outputs import replayed, write_replay
-
-    draws = count_of("draws", draws)
-    if not (policy is None or isinstance(policy, str)):
-        raise ConfigError(f"policy = {policy!r:.80}: must be the name of a policy")
-    out = path_of("folder", folder) if folder is not None else None
-    found = replayed(path_of("run_dir", run_dir), policy, overrides, draws)
-    if out is not None:
-        write_replay(found, out)
-    return found
-
-
-@needs("server", "latency")
-def fit_latency(
-    source: str | Path,
-    *,
-    format: str = "csv",
-    column: str | None = None,
-    unit: "Unit | None" = None,
-    client_column: str | None = None,
-    time_column: str | None = None,
-    filter: Sequence[str] = (),
-    lost: Sequence[str] = (),
-    timeout_s: float | None = None,
-) -> "LatencyFit":
-    """Fit a law to each client's latencies, from a run directory or a file of (client, time, seconds).
-
-    The other arguments describe the file, like the keys of an "empirical" law. Without `unit`, values that look like
-    milliseconds are refused. Raises ConfigError for any other source; it names the line.
-    """
-    from pausefl.experiment.measured.reading import Reading
-    from pausefl.studies.offline.latency_fit import fit_latency
-
-    try:
-        reading = Reading(
-            format=format,
-            column=column,
-            unit=unit,
-            client_column=client_column,
-            time_column=time_column,
-            filter=tuple(filter),
-            lost=tuple(lost),
-            timeout_s=timeout_s,
-        )
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    path_of("source", source)  # the file is read now, and errors name it as it was given
-    return fit_latency(Path(source), reading)
 
 
 def _by_key(tables: Mapping[str, Any]) -> dict[str, Any]:

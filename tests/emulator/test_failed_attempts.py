@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import pausefl
 from pausefl.results.tally import RunTally
-from pausefl.studies.offline.replay import check_same, choices_on
+from pausefl_offline.replay import check_same, choices_on
 from pausefl_process.events import Notice, ProgressEvent
 from pausefl_proto.errors import PauseflError
 from pausefl_server.clients import ClientTable

@@ -160,13 +160,14 @@ def test_reading_a_run_needs_no_extra_and_what_a_run_lacks_is_one_line(run: paus
     code = f"""
 import importlib.machinery
 find = importlib.machinery.PathFinder.find_spec
-hidden = {{"numba", "torch", "matplotlib", "jinja2", "prometheus_client", "safetensors", "pandas", "pausefl_tune"}}
+hidden = {{"numba", "torch", "matplotlib", "jinja2", "prometheus_client", "safetensors", "pandas", "pausefl_offline"}}
 def hide(name, path=None, target=None):
     return None if name.partition(".")[0] in hidden else find(name, path, target)
 importlib.machinery.PathFinder.find_spec = hide
 import pausefl
 print(pausefl.open({str(run.path)!r}).summary["rounds"])
-for use in (lambda: pausefl.run(pausefl.load("demo"), progress=False), lambda: pausefl.tune):
+uses = lambda: pausefl.run(pausefl.load("demo"), progress=False), lambda: pausefl.replay, lambda: pausefl.fit_latency
+for use in uses:
     try:
         use()
     except pausefl.ConfigError as error:
@@ -174,7 +175,9 @@ for use in (lambda: pausefl.run(pausefl.load("demo"), progress=False), lambda: p
 """
     missing = "jinja2, matplotlib, numba, prometheus_client, safetensors, torch: not installed"
     needed = f'{missing}; pip install "pausefl[server,client,report]"'
-    assert python("-c", code) == f'3\n{needed}\npausefl_tune: not installed; pip install "pausefl[tune]"\n'
+    assert python("-c", code) == f"3\n{needed}\n" + "".join(
+        f'pausefl_offline: not installed; pip install "pausefl[{extra}]"\n' for extra in ("replay", "latency")
+    )
 
 
 def test_results_are_found_from_elsewhere(run: pausefl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

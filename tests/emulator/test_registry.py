@@ -184,6 +184,8 @@ COMMANDS = [
     (["audit", "demo"], "pausefl_audit", "audit"),
     (["reproduce", "--list"], "pausefl_reproduce", "reproduce"),
     (["tune", "demo"], "pausefl_tune", "tune"),
+    (["replay", "nothing"], "pausefl_offline", "replay"),
+    (["fit-latency", "nothing"], "pausefl_offline", "latency"),
     (["bench", "scale"], "psutil", "bench"),
     (["evaluator", "demo"], "torch", "evaluator"),
 ]

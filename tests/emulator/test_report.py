@@ -22,7 +22,7 @@ from pausefl.results.reading import VIEWS, PrivacyFigures, RunData, read_log, re
 from pausefl.results.report import plots, report_runs, write_report
 from pausefl.results.report.html import in_ranges, run_page
 from pausefl.results.report.style import rendered
-from pausefl.studies.offline.latencies import latencies_of
+from pausefl_offline.latencies import latencies_of
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import LogEvent, Miss, Observation
 from pausefl_server.storage.store import Store

@@ -15,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
+import pausefl
 from pausefl.bench import selection
 from pausefl.experiment.delay_laws import Constant, Exponential, NoDelay, published_delay
-from pausefl.experiment.experiment import parse_experiment
+from pausefl.experiment.experiment import load_experiment, parse_experiment
 from pausefl.experiment.population.availability import Presence
 from pausefl.experiment.server_records import check_policies, selected_policy
+from pausefl.studies import simulations
 from pausefl.studies.simulation import kernel
 from pausefl.studies.simulation.curves import growth_fits
 from pausefl.studies.simulation.engine import (
@@ -33,6 +35,7 @@ from pausefl.studies.simulation.engine import (
     simulate_fast,
 )
 from pausefl.studies.simulation.outputs import in_words, run_simulation, setting_of, weights_in_words
+from pausefl_offline import replay_outputs
 from pausefl_proto.arrays import IntArray
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError, PauseflError
@@ -48,6 +51,8 @@ from pausefl_server.selection.policies.pisces import Pisces
 from pausefl_server.selection.policies.sa_pause import SaPause
 from pausefl_server.selection.policies.ucb import Ucb
 from pausefl_server.selection.policies.uniform import Random
+from pausefl_tune.plan import TuningPlan
+from rigs.experiments import small
 
 CONFIG = """
 clients.count = 8
@@ -502,3 +507,58 @@ def test_a_policy_plays_steps_or_refuses_in_one_line(name: str, tmp_path: Path) 
     summary = run_simulation(experiment, 30, tmp_path, is_drawn=False)
     assert summary["rounds"] == 30
     assert next(iter(in_words(summary))).startswith("elapsed time ")
+
+
+# -- no ε is shown without what it protects, and none where nothing is protected
+
+
+@pytest.fixture
+def side_by_side(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    shown: list[Figure] = []
+    monkeypatch.setattr(simulations, "write_picture", lambda _, draw: shown.append(draw()))
+    return shown
+
+
+def leakage_labels(figure: Figure) -> list[str]:
+    return [axes.get_ylabel() for axes in figure.axes if axes.get_title() == "Greatest leakage"]
+
+
+@pytest.mark.usefixtures("quickly_written")
+@pytest.mark.parametrize(
+    ("unit", "label"), [("coordinate", "ε per coordinate"), ("vector", "ε of the whole upload vector")]
+)
+def test_simulations_replays_and_searches_say_it(
+    unit: str, label: str, tmp_path: Path, side_by_side: list[Figure]
+) -> None:
+    experiment = small({"privacy.unit": unit})
+    one = run_simulation(experiment, 5, tmp_path / "one")
+    assert json.loads((tmp_path / "one/simulation.json").read_text("utf-8"))["privacy_unit"] == unit
+    assert f", greatest {label} of a client " in next(in_words(one))
+    several = simulations.run_simulations(experiment, ["pause", "random"], 1, 5, tmp_path / "several")
+    assert several["privacy_unit"] == unit
+    assert f", greatest {label} " in next(simulations.in_words(several))
+    assert leakage_labels(side_by_side[0]) == [label]
+    pausefl.run(experiment, tmp_path / "run", progress=False)
+    summary = replay_outputs.replayed(tmp_path / "run", "random", {}, draws=2).summary
+    assert summary["privacy_unit"] == unit
+    assert any(line.startswith(f"greatest {label} ") for line in replay_outputs.in_words(summary))
+    assert TuningPlan(experiment.to_toml()).objectives[1].label == f"greatest {label}"
+
+
+@pytest.mark.usefixtures("quickly_written")
+def test_simulations_without_privacy_have_no_epsilon(tmp_path: Path, side_by_side: list[Figure]) -> None:
+    experiment = small({"privacy.enabled": False})
+    one = run_simulation(experiment, 5, tmp_path / "one")
+    assert one["privacy_unit"] is one["max_epsilon_spent"] is None
+    several = simulations.run_simulations(experiment, ["pause", "random"], 1, 5, tmp_path / "several")
+    assert "ε" not in " ".join([*in_words(one), *simulations.in_words(several)])
+    assert leakage_labels(side_by_side[0]) == []
+    newcomers = load_experiment("fedts_flip_fashion", {"privacy.enabled": False})
+    simulations.run_simulations(newcomers, ["fed-ts", "drift-ucb"], 1, 5, tmp_path / "newcomers")
+    told = [[text.get_text() for text in figure.legends[0].get_texts()] for figure in side_by_side]
+    assert told == [["pause", "random"], ["fed-ts", "drift-ucb"]], "whichever panels there are"
+    ours = {"server.mode": "asynchronous", "asynchronous.concurrency": 2, "asynchronous.buffer": 1}
+    steps = small({"privacy.enabled": False, **ours})
+    several = simulations.run_simulations(steps, ["pause", "random"], 1, 5, tmp_path / "steps")
+    assert next(simulations.in_words(several)).startswith("pause: elapsed time (s) ")
+    assert [(axes.get_xlabel(), axes.get_ylabel()) for axes in side_by_side[-1].axes] == [("step", "elapsed time (s)")]

@@ -10,8 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pausefl.experiment.measured.reading import Reading
-from pausefl.studies.offline.latencies import as_option
+from pausefl.experiment.measured.reading import Reading, as_option
 from pausefl.terminal_table import plain_console
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError

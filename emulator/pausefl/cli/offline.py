@@ -1,8 +1,6 @@
 """The subcommands that need no network: simulations, searches, replays of logs, and fits of latency laws."""
 
 import argparse
-import sys
-from pathlib import Path
 
 from rich.text import Text
 
@@ -44,30 +42,15 @@ def tune(options: argparse.Namespace) -> None:
 
 def replay(options: argparse.Namespace) -> None:
     """Replay the log of a run through its own policy, or through another."""
-    from pausefl.studies.offline.replay_outputs import as_json, in_words, replayed, write_replay
+    require("replay")
+    from pausefl_offline.command import run_replay
 
-    draws = at_least_1("--draws", options.draws)
-    found = replayed(Path(options.run_dir), options.policy, options.overrides, draws)
-    written = write_replay(found, Path(options.out)) if options.out else []
-    if options.json:
-        print(as_json(found))
-    else:
-        print("\n".join([*in_words(found.summary), *(f"written: {path}" for path in written)]))
+    run_replay(options)
 
 
 def fit_latency(options: argparse.Namespace) -> None:
     """Print an experiment whose delay laws are fitted to a fleet's latencies."""
-    from pausefl.library import fit_latency
+    require("latency")
+    from pausefl_offline.command import print_fit
 
-    names = ("format", "column", "unit", "client_column", "time_column", "filter", "lost", "timeout_s")
-    fit = fit_latency(options.source, **{name: getattr(options, name) for name in names})
-    if options.figure:
-        from pausefl.results.figures import Figures
-        from pausefl.results.report.style import rendered
-        from pausefl.studies.offline.plots import draw_fit
-        from pausefl_process.files import write_durably
-
-        if figure := Figures().compute(options.figure, lambda: draw_fit(fit)):
-            write_durably(Path(options.figure), rendered(figure, "png"))
-            print(f"figure: {options.figure}", file=sys.stderr)
-    print(fit.to_toml(), end="")
+    print_fit(options)

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,6 +32,11 @@ _LOOKS = {
 
 Spelling = Callable[[str, str], str]
 """(name, value) -> the option as the caller's user writes it: on the command line or in TOML."""
+
+
+def as_option(name: str, value: str) -> str:
+    """An option for reading files as text of the command line: its name and its value."""
+    return shlex.join([f"--{name.replace('_', '-')}", value])
 
 
 Probe = tuple[float, float, bool]

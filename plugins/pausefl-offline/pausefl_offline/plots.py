@@ -12,8 +12,8 @@ from pausefl.experiment.measured.censoring import equal_values
 from pausefl.results.reading import latency_unit
 from pausefl.results.report.comparison.figure import legend_above
 from pausefl.results.report.style import RC, SERIES, new_figure
-from pausefl.studies.offline.fitting import as_written
-from pausefl.studies.offline.latency_fit import LatencyFit
+from pausefl_offline.fitting import as_written
+from pausefl_offline.latency_fit import LatencyFit
 from pausefl_proto.arrays import FloatArray
 
 PANELS_MAX = 12

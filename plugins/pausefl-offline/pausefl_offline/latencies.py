@@ -1,6 +1,5 @@
 """Reads latencies to fit laws to, from a run's log or from a file with a row per exchange."""
 
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pausefl.experiment.measured.reading import Reading, in_order
+from pausefl.experiment.measured.reading import Reading, as_option, in_order
 from pausefl.results.reading import read_log
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
@@ -66,11 +65,6 @@ def _of_file(file: Path, reading: Reading) -> dict[str, ClientLatencies]:
     except ValueError as error:
         raise ConfigError(f"{file}: {error}") from error
     return {name: _of_probes(*in_order(probes)) for name, probes in found.items()}
-
-
-def as_option(name: str, value: str) -> str:
-    """An option for reading files as text of the command line: its name and its value."""
-    return shlex.join([f"--{name.replace('_', '-')}", value])
 
 
 def _of_probes(seconds: FloatArray, is_lost: BoolArray) -> ClientLatencies:

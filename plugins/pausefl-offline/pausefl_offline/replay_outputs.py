@@ -15,8 +15,8 @@ from pausefl.experiment.toml_source import Overrides, override_values
 from pausefl.results.reading import EPSILON_LABELS, latency_unit, read_log
 from pausefl.results.tables import data_frame, write_records
 from pausefl.runtime.run_dir import stored_experiment
-from pausefl.studies.offline.counterfactual import Counterfactual, play_on_log
-from pausefl.studies.offline.replay import ReplayedChoice, check_same, choices_on, rules_of
+from pausefl_offline.counterfactual import Counterfactual, play_on_log
+from pausefl_offline.replay import ReplayedChoice, check_same, choices_on, rules_of
 from pausefl_process.files import write_durably
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
@@ -128,7 +128,7 @@ def write_replay(replay: Replay, folder: Path) -> list[Path]:
     rounds = [{**row, **{name: " ".join(row[name]) for name in ("recorded", "chosen")}} for row in replay.rounds]
     write_records(folder / "replay.csv", rounds)
     from pausefl.results.report.style import write_picture
-    from pausefl.studies.offline.plots import draw_replay
+    from pausefl_offline.plots import draw_replay
 
     write_picture(folder / "replay", lambda: draw_replay(replay.summary, replay.rounds))
     names = ("replay.json", "replay.csv", "replay.png", "replay.pdf")

@@ -1,4 +1,4 @@
-"""A log replayed through a policy: its own chooses the same, another's rounds are estimated. Each ε has its unit."""
+"""A log replayed through a policy: its own chooses the same, another's rounds are estimated."""
 
 import dataclasses
 import json
@@ -9,24 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 import pausefl
 from pausefl.cli import main
-from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
+from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.results.reading import read_log
 from pausefl.runtime.run_dir import stored_experiment
-from pausefl.studies import simulations
-from pausefl.studies.offline.counterfactual import play_on_log
-from pausefl.studies.offline.plots import draw_replay
-from pausefl.studies.offline.replay import check_same, choices_on, rules_of
-from pausefl.studies.offline.replay_outputs import in_words, replayed
-from pausefl.studies.simulation import outputs as simulation
-from pausefl.studies.simulation.outputs import run_simulation
+from pausefl_offline.counterfactual import play_on_log
+from pausefl_offline.plots import draw_replay
+from pausefl_offline.replay import check_same, choices_on, rules_of
+from pausefl_offline.replay_outputs import in_words
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.records import Miss, MissKind, RoundRecord
 from pausefl_server.selection.base import Oracle
-from pausefl_tune.plan import TuningPlan
 from rigs.experiments import SMALL, play, small
 from rigs.federation import PRIVATE, clients, federation, network_settings, private
 from rigs.log import changing_log
@@ -325,54 +320,3 @@ def test_the_picture_has_the_draws_interval_wherever_the_mean_lies(mean_s: float
     summary = {"policy": "pause", "recorded_policy": "all", "total_latency_s": total, "extrapolated": {"rounds": 0.0}}
     (axes,) = draw_replay(summary, [{"round": 1, "recorded_s": 1.0, "waited_s": mean_s}]).axes
     assert axes.lines[-1].get_ydata() == pytest.approx((low_s, high_s))
-
-
-# -- no ε is shown without what it protects, and none where nothing is protected
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    figures: list[Figure] = []
-    monkeypatch.setattr(simulations, "write_picture", lambda _, draw: figures.append(draw()))
-    return figures
-
-
-def leakage_labels(figure: Figure) -> list[str]:
-    return [axes.get_ylabel() for axes in figure.axes if axes.get_title() == "Greatest leakage"]
-
-
-@pytest.mark.parametrize(
-    ("unit", "label"), [("coordinate", "ε per coordinate"), ("vector", "ε of the whole upload vector")]
-)
-def test_simulations_replays_and_searches_say_it(unit: str, label: str, tmp_path: Path, drawn: list[Figure]) -> None:
-    experiment = small({"privacy.unit": unit})
-    one = run_simulation(experiment, 5, tmp_path / "one")
-    assert json.loads((tmp_path / "one/simulation.json").read_text("utf-8"))["privacy_unit"] == unit
-    assert f", greatest {label} of a client " in next(simulation.in_words(one))
-    several = simulations.run_simulations(experiment, ["pause", "random"], 1, 5, tmp_path / "several")
-    assert several["privacy_unit"] == unit
-    assert f", greatest {label} " in next(simulations.in_words(several))
-    assert leakage_labels(drawn[0]) == [label]
-    pausefl.run(experiment, tmp_path / "run", progress=False)
-    summary = replayed(tmp_path / "run", "random", {}, draws=2).summary
-    assert summary["privacy_unit"] == unit
-    assert any(line.startswith(f"greatest {label} ") for line in in_words(summary))
-    assert TuningPlan(experiment.to_toml()).objectives[1].label == f"greatest {label}"
-
-
-def test_simulations_without_privacy_have_no_epsilon(tmp_path: Path, drawn: list[Figure]) -> None:
-    experiment = small({"privacy.enabled": False})
-    one = run_simulation(experiment, 5, tmp_path / "one")
-    assert one["privacy_unit"] is one["max_epsilon_spent"] is None
-    several = simulations.run_simulations(experiment, ["pause", "random"], 1, 5, tmp_path / "several")
-    assert "ε" not in " ".join([*simulation.in_words(one), *simulations.in_words(several)])
-    assert leakage_labels(drawn[0]) == []
-    newcomers = load_experiment("fedts_flip_fashion", {"privacy.enabled": False})
-    simulations.run_simulations(newcomers, ["fed-ts", "drift-ucb"], 1, 5, tmp_path / "newcomers")
-    told = [[text.get_text() for text in figure.legends[0].get_texts()] for figure in drawn]
-    assert told == [["pause", "random"], ["fed-ts", "drift-ucb"]], "whichever panels there are"
-    ours = {"server.mode": "asynchronous", "asynchronous.concurrency": 2, "asynchronous.buffer": 1}
-    steps = small({"privacy.enabled": False, **ours})
-    several = simulations.run_simulations(steps, ["pause", "random"], 1, 5, tmp_path / "steps")
-    assert next(simulations.in_words(several)).startswith("pause: elapsed time (s) ")
-    assert [(axes.get_xlabel(), axes.get_ylabel()) for axes in drawn[-1].axes] == [("step", "elapsed time (s)")]

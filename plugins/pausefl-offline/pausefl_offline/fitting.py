@@ -18,8 +18,8 @@ from pausefl.experiment.delays.files import ClientPlace
 from pausefl.experiment.delays.laws import LawReader
 from pausefl.experiment.measured.censoring import equal_values
 from pausefl.extras import require
-from pausefl.studies.offline.latencies import ClientLatencies
-from pausefl.studies.offline.markov import fit_markov, lognormal_law
+from pausefl_offline.latencies import ClientLatencies
+from pausefl_offline.markov import fit_markov, lognormal_law
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
 

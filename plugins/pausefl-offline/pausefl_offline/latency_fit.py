@@ -14,8 +14,8 @@ from pausefl.experiment.measured.reading import Reading
 from pausefl.experiment.tables import SelectionTable
 from pausefl.results.tables import data_frame
 from pausefl.runtime.run_dir import stored_experiment
-from pausefl.studies.offline.fitting import FittedLaw, fit_law
-from pausefl.studies.offline.latencies import ClientLatencies, latencies_of
+from pausefl_offline.fitting import FittedLaw, fit_law
+from pausefl_offline.latencies import ClientLatencies, latencies_of
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
 
@@ -75,7 +75,7 @@ class LatencyFit:
             yield f"{who}: {fitted.table['kind']} ({fitted.why}; {counted}{more}{missed}){doubt}"
 
 
-def fit_latency(source: Path, reading: Reading) -> LatencyFit:
+def fit_laws(source: Path, reading: Reading) -> LatencyFit:
     """Fit a law to each client's latencies in a run directory or a file. ConfigError for any other `source`."""
     latencies = latencies_of(source, reading)
     laws = {name: fit_law(of_client) for name, of_client in latencies.items()}

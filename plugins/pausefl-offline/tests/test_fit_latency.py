@@ -30,9 +30,9 @@ from pausefl.experiment.delay_laws import (
 )
 from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.measured.censoring import kaplan_meier
-from pausefl.studies.offline.fitting import LEAST_VALUES, fit_law
-from pausefl.studies.offline.latencies import ClientLatencies, latencies_of
-from pausefl.studies.offline.plots import draw_fit, greatest_distance
+from pausefl_offline.fitting import LEAST_VALUES, fit_law
+from pausefl_offline.latencies import ClientLatencies, latencies_of
+from pausefl_offline.plots import draw_fit, greatest_distance
 from pausefl_proto.errors import ConfigError
 from rigs.experiments import delays_of
 from rigs.log import fresh_store, observation, record

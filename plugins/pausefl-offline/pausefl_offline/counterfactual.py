@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pausefl.experiment.experiment import Experiment
-from pausefl.studies.offline.outcomes import LoggedAnswer, LoggedOutcomes, check_log_suffices, is_open
-from pausefl.studies.offline.replay import rules_of
+from pausefl_offline.outcomes import LoggedAnswer, LoggedOutcomes, check_log_suffices, is_open
+from pausefl_offline.replay import rules_of
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
 from pausefl_server.clients import ClientTable, only_labels

@@ -1,4 +1,0 @@
-"""Studies of recorded logs without another run: a policy's choices on them, and latency laws fitted to them.
-
-May live here: computations on a log, estimates from it, and their outputs. Not here: how a round is played.
-"""
