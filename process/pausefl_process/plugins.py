@@ -18,7 +18,10 @@ from pausefl_proto.errors import PauseflError
 Result = TypeVar("Result")
 
 # If a library raises an error, the cause is usually the code that called it, which the user can change.
-_OURS = frozenset({"pausefl", "pausefl_client", "pausefl_process", "pausefl_proto", "pausefl_server"})
+_OURS = frozenset(
+    {"pausefl", "pausefl_client", "pausefl_process", "pausefl_proto", "pausefl_server"}
+    | {"pausefl_audit", "pausefl_hf", "pausefl_offline", "pausefl_reproduce", "pausefl_tune"}
+)
 _LIBRARIES = frozenset(
     {"PIL", "google", "grpc", "jinja2", "matplotlib", "numba", "numpy"}
     | {"pydantic", "pydantic_core", "rich", "safetensors", "scipy", "torch"}

@@ -284,6 +284,10 @@ def test_unwritable_results_are_named(run_dir: Path, tmp_path: Path, capsys: Pri
     assert said == f"{tmp_path}/no/such.png: cannot be read or written ({MISSING})"
     said = complaint(capsys, "replay", run_dir, "--policy", "random", "--draws", 1, "--out", "/dev/null/x")
     assert said == "/dev/null/x: cannot be read or written (Not a directory)"
+    (tmp_path / "found/front.csv").mkdir(parents=True)
+    few = ("--trials", 1, "--seeds", 1, "--fresh-seeds", 2, "--set", "experiment.rounds=2")
+    said = complaint(capsys, "tune", "demo", *few, "--run-dir", tmp_path / "found")
+    assert said == f"{tmp_path}/found/front.csv: cannot be read or written (Is a directory)"
     for command in ("validate", "fit-latency"):
         assert complaint(capsys, command, "no/such.toml") == f"no/such.toml: cannot be read ({MISSING})"
 

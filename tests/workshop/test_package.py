@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pausefl_process.plugins import is_library
 from rigs.command import python, synthetic
 from rigs.places import ROOT, copied_sources, pip, source_files
 from rigs.waiting import wait_for
@@ -43,6 +44,10 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     plugins = [copied_sources(sources, each) for each in PLUGINS]
     pip(sys.executable, "install", *OFFLINE, "--target", folder, wheel, *plugins)
     return folder
+
+
+def test_errors_in_the_plug_ins_are_not_taken_for_those_of_a_users_own_code() -> None:
+    assert all(is_library(each.name.replace("-", "_"), "") for each in (ROOT / "plugins").iterdir())
 
 
 def command(installed: Path, cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
