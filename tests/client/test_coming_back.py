@@ -16,7 +16,7 @@ from pausefl_client.session_settings import ClientSettings, HostResources
 from pausefl_client.transport import connect, fetch_offer
 from pausefl_process.host_monitor import HostWatch
 from pausefl_proto.endpoint import HELLOS_AT_ONCE
-from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.errors import ConfigError, DamageError, PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION
 from rigs.clock import Clock
@@ -38,6 +38,18 @@ async def knock(port: int) -> None:
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [message for message in caplog.messages if "connect" in message]
+
+
+async def test_waits_grow_while_messages_are_damaged_and_begin_short_after_a_sound_stream() -> None:
+    way = Reconnection("a", 60.0, retry_every_s=1e-9)
+    for _ in range(3):
+        way.connected()
+        way.damaged(DamageError("sent a message that does not match its checksum"))
+        await way.wait()
+    assert way._retry_s == 8e-9
+    way.connected()
+    way.connected()
+    assert way._retry_s == 1e-9
 
 
 async def test_the_log_says_once_what_a_client_waits_for_before_it_gives_up(caplog: pytest.LogCaptureFixture) -> None:

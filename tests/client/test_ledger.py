@@ -383,6 +383,15 @@ def test_an_older_file_beside_a_later_log_is_refused(path: Path, tmp_path: Path)
     assert_refused(before, r"is damaged \(")
 
 
+def test_an_older_log_beside_a_later_file_is_refused(path: Path, tmp_path: Path) -> None:
+    """The log's older pages hide those of the file."""
+    with closing(played(path)):
+        before = copied(path, tmp_path / "before")
+    played(path).close()
+    shutil.copy(before.with_name("a.db-wal"), path.parent)
+    assert_refused(path, r"counts 5 releases, a\.db itself 10: its a\.db-wal is older")
+
+
 @pytest.mark.parametrize("more", [(), ("PRAGMA user_version = 0",)], ids=["room for a page", "room for none"])
 def test_a_ledger_that_could_not_take_its_log_in_is_whole_once_it_could(
     path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]

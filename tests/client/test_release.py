@@ -217,6 +217,8 @@ def test_no_kill_forgets_what_a_life_has_spent(tmp_path: Path) -> None:
     said = "release 1 of this run would bring the epsilon"
     with closing(opened(path, "the last", lifetime)) as last, pytest.raises(BudgetError, match=said):
         last.next_charge()
+    with closing(opened(path, "the last", verified_spend(path).epsilon + LIFE_BUDGET.epsilon(1))) as all_of_it:
+        assert all_of_it.next_charge().participation == 1
 
 
 def test_a_release_of_another_run_is_sent_in_none(tmp_path: Path) -> None:

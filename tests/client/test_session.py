@@ -5,6 +5,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, encode, unpack
 from rigs.clock import Clock
 from rigs.session import BUDGET, SCHEDULE, SessionRig, held_back, private, welcomed
+from rigs.waiting import wait_for
 
 
 @pytest.mark.parametrize("is_private", [True, False])
@@ -37,11 +39,18 @@ async def test_a_hello_says_who_it_is_and_what_it_has_spent_where_it_has_a_ledge
 async def test_every_part_of_an_exchange_is_timed_where_it_happens(tmp_path: Path) -> None:
     clock, size = Clock(), MAX_FRAME_BYTES // 4 + 1
     privacy = private(tmp_path, clock, privatise_s=0.125)
-    with ThreadPoolExecutor(1, initializer=lambda: clock.advance(0.25)) as executor:  # the work waits for its thread
+
+    class Slow(ThreadPoolExecutor):
+        """An executor whose work waits for its thread, and whose results wait for the event loop."""
+
+        def submit(self, *work: Any) -> Any:
+            return super().submit(lambda: (clock.advance(0.25), work[0](*work[1:]), clock.advance(0.5))[1])
+
+    with Slow(1) as executor:
         async with welcomed(size=size, train_s=2.0, privacy=privacy, executor=executor, clock=clock) as (rig, stream):
             result, _ = await stream.ask(rig.model, schedule=SCHEDULE, gap_s=0.5)
     t = result.timing
-    assert (t.download_s, t.queue_s, t.train_s, t.privatise_s) == (0.5, 0.25, 2.0, 0.125)
+    assert (t.download_s, t.queue_s, t.train_s, t.privatise_s) == (0.5, 0.75, 2.0, 0.125)
     assert (t.injected_down_s, t.injected_up_s, t.drawn_down_s, t.drawn_up_s) == (0.0, 0.0, 0.0, 0.0)
     (job,) = rig.answered
     assert (job.client_id, job.status, job.result.round, job.result.timing) == ("client-007", "ok", 1, t)
@@ -65,14 +74,17 @@ async def test_stops_before_a_job_are_told_back_to_when_the_last_one_came() -> N
 
 
 async def test_injected_delays_are_reported_as_measured_and_as_drawn() -> None:
-    tick_s = 2**-13
-    async with welcomed(delays=lambda t: Delays(t * 2**-10, t * 2**-11)) as (rig, stream):
+    tick_s = 3 * 2**-14
+    async with welcomed(train_s=2.0, delays=lambda t: Delays(2**-11, 2**-10 / t)) as (rig, stream):
         time_passes = asyncio.ensure_future(let_time_pass(rig.clock, tick_s))
-        timing = (await stream.ask(rig.model, round=1))[0].timing
+        for round_ in (1, 2):
+            stream.give_job(rig.model, round_)
+        timing, after = [(await stream.upload())[0].timing for _ in range(2)]
         time_passes.cancel()
-    assert (timing.drawn_down_s, timing.drawn_up_s) == (2**-10, 2**-11)
-    assert 2**-10 <= timing.injected_down_s <= 2**-10 + 4 * tick_s
-    assert 2**-11 <= timing.injected_up_s <= 2**-11 + 4 * tick_s
+    assert (timing.drawn_down_s, timing.drawn_up_s) == (2**-11, 2**-10)
+    assert 2**-11 < timing.injected_down_s <= 2**-11 + 4 * tick_s
+    assert 2**-10 < timing.injected_up_s <= 2**-10 + 4 * tick_s
+    assert (after.drawn_down_s, after.drawn_up_s) == (2**-10, 2**-11), "the update before leaves the link first"
 
 
 async def let_time_pass(clock: Clock, tick_s: float) -> None:
@@ -137,13 +149,15 @@ async def test_a_line_that_breaks_in_the_middle_of_an_upload_costs_nothing_more(
 
 async def test_a_line_that_breaks_while_it_trains_does_not_train_twice(tmp_path: Path) -> None:
     async with held_back(ledger_in=tmp_path) as (rig, first):
-        first.give_job(rig.model, schedule=SCHEDULE)
-        await first.all_read()  # so the job was accepted before the stream breaks
-        first.give(None)
-        second = await rig.server.welcome()
-        second.give_job(rig.model, schedule=SCHEDULE)
+        stream = first
+        for _ in range(2):
+            stream.give_job(rig.model, schedule=SCHEDULE)
+            await stream.all_read()  # so the job was accepted before the stream breaks
+            stream.give(None)
+            stream = await rig.server.welcome()
+        stream.give_job(rig.model, schedule=SCHEDULE)
         rig.trainer.gate.set()
-        result, _ = await second.upload()
+        result, _ = await stream.upload()
     assert (result.status, rig.trainer.rounds, rig.ledger.spent.released) == (pb.STATUS_OK, [1], 1)
 
 
@@ -157,10 +171,15 @@ async def test_an_update_is_forgotten_once_it_is_acknowledged(round: int, attemp
     assert rig.trainer.rounds == [1] * (1 + is_forgotten)
 
 
-async def test_a_later_rounds_job_acknowledges_the_rounds_before() -> None:
-    async with welcomed() as (rig, stream):
-        uploads = [(await stream.ask(rig.model, round=t))[1] for t in (1, 2, 1)]
-    assert (len(set(uploads)), rig.trainer.rounds) == (3, [1, 2, 1])
+@pytest.mark.parametrize(("run_id", "fate"), [("run", "settled"), ("another", "written off")])
+async def test_a_later_rounds_job_acknowledges_the_rounds_before_in_its_run(
+    run_id: str, fate: str, tmp_path: Path
+) -> None:
+    async with welcomed(ledger_in=tmp_path) as (rig, stream):
+        await stream.ask(rig.model, 1, SCHEDULE)
+        stream.give(None)
+        await (await rig.server.welcome(run_id)).ask(rig.model, 2, SCHEDULE)
+        assert rig.ledger._db.execute("SELECT fate FROM releases").fetchall() == [(fate,), ("open",)]
 
 
 async def test_another_model_for_the_same_round_is_another_key(tmp_path: Path) -> None:
@@ -180,7 +199,7 @@ async def test_a_spent_budget_is_said_and_the_client_stays(tmp_path: Path) -> No
             assert refusal.reason == "its privacy budget allows no further release"
             assert rig.answered[-1] == AnsweredJob("client-007", "budget_exhausted", refusal)
         await stream.all_read()
-    assert rig.ledger.spent.released == 1
+    assert (rig.ledger.spent.released, rig.trainer.rounds) == (1, [1]), "no training without a budget for it"
 
 
 @pytest.mark.parametrize("error", [PauseflError("no data"), ValueError("a bug"), OSError("disk"), StopIteration("end")])
@@ -235,7 +254,11 @@ async def test_it_comes_back_until_it_is_dismissed(how: str) -> None:
                 stream.say(goodbye=pb.Goodbye(reason="restarting", final=False))
             else:
                 stream.give(None if how == "closed" else OSError("reset"))
-        (await rig.server.welcome()).say(goodbye=pb.Goodbye(reason="enough", final=True))
+        last = await rig.server.welcome()
+        last.writes_until_break = 0  # as once the server has ended, which has said goodbye before
+        last.give_job(rig.model)
+        await asyncio.to_thread(wait_for, lambda: rig.trainer.rounds, "the job")
+        last.say(goodbye=pb.Goodbye(reason="enough", final=True))
         assert await asyncio.wait_for(task, 20) == "enough"
     assert rig.server.closed == 4
 

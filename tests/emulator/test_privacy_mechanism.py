@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
@@ -38,6 +38,7 @@ def distance(unit: PrivacyUnit, one: np.ndarray, other: np.ndarray) -> float:
 
 @pytest.mark.parametrize(("unit", "share", "norm"), [("vector", 1.0, np.sum), ("coordinate", 0.5, np.max)])
 @given(clip=clips, update=updates)
+@example(clip=1e-20, update=np.array([1.1e20], np.float32))  # by a factor that float32 rounds coarsely
 def test_a_clip_bounds_the_l1_norm_or_every_coordinate_whatever_the_update(
     unit: PrivacyUnit, share: float, norm: Callable[..., float], clip: float, update: np.ndarray
 ) -> None:

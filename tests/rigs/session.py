@@ -110,7 +110,9 @@ class ServerEnd(FakeStream):
         frames.add(0, payload)
         while not frames.complete:
             header, payload = unpack(await self.heard_bytes())
-            frames.add(pb.ClientMessage.FromString(header).frame.index, payload)
+            frame = pb.ClientMessage.FromString(header).frame
+            frames.add(frame.index, payload)
+            assert frame.HasField("host") == frames.complete, "the host's report covers the upload"
         return message.result, frames.finish(check_finite=True).tobytes()
 
 
@@ -147,11 +149,11 @@ class FakeServer:
         async with asyncio.timeout(20):
             return await self._streams.get()
 
-    async def welcome(self) -> ServerEnd:
+    async def welcome(self, run_id: str = "run") -> ServerEnd:
         """Accept the next stream, read its hello and welcome it."""
         stream = await self.accept()
         assert (await stream.heard()).WhichOneof("kind") == "hello"
-        stream.say(welcome=pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id="run"))
+        stream.say(welcome=pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=run_id))
         return stream
 
 
