@@ -24,6 +24,7 @@ from pausefl_client.privacy.mechanism import Mechanism, NumpyLaplace
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.training.model_vector import ModelVector
 from pausefl_client.training.models import build_model
+from pausefl_client.training.optimizers import make_optimizer
 from pausefl_client.training.torch_trainer import TorchTrainer
 from pausefl_client.training.trainer import StatisticsAt, TrainingSettings
 from pausefl_proto.budget import Budget
@@ -101,7 +102,11 @@ def test_sparse_gradients_train_as_torchs_own_optimizer_trains_them(tmp_path: Pa
         assert played(tmp_path / training, "Bag", **changes, **{"workload.training": training})["rounds"] == 2
 
 
-def test_an_unused_parameter_of_half_precision_does_not_move(tmp_path: Path) -> None:
+def test_half_precision_takes_torchs_own_steps_and_what_is_unused_does_not_move(tmp_path: Path) -> None:
+    parameter = nn.Parameter(torch.zeros(16, dtype=torch.bfloat16))
+    parameter.grad = torch.arange(16).bfloat16()
+    make_optimizer(TrainingSettings("sgd", 1.0), [parameter]).step()
+    assert parameter.tolist() == [-gradient for gradient in range(16)]
     model = build_model("own:Mixed", (1, 8, 8), 10, seed=1)
     trainer = trainer_of(model.requires_grad_(), TrainingSettings("sgd", 1e-30))
     theta = trainer.vector.values() + np.float32(1e-4)  # a value that bfloat16 does not have

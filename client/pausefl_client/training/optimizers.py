@@ -45,15 +45,21 @@ def _without_compiler(optimizer: type[torch.optim.Optimizer]) -> type[torch.opti
 
 def make_optimizer(settings: TrainingSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """A new optimizer of these parameters. ConfigError if it does not accept `workload.optimizer_options`."""
-    # Not of a part of a larger tensor, such as its first columns: a fused kernel would change what lies between.
-    is_whole = all(parameter.stride() == torch.empty_like(parameter).stride() for parameter in parameters)
-    options: dict[str, Any] = {"fused": True} if is_whole and settings.optimizer in _FUSED else {}
+    fused = settings.optimizer in _FUSED and all(_can_be_fused(parameter) for parameter in parameters)
+    options: dict[str, Any] = {"fused": True} if fused else {}
     options |= {"lr": settings.learning_rate, **settings.optimizer_options}
     factory = OPTIMIZERS.find(settings.optimizer, "workload.optimizer")
     if settings.optimizer in OPTIMIZERS:  # torch's own
         factory = _without_compiler(factory)
     optimizer: torch.optim.Optimizer = _made(factory, parameters, options, "workload.optimizer_options")
     return optimizer
+
+
+def _can_be_fused(parameter: nn.Parameter) -> bool:
+    """Whether fused kernels train it right. They change what lies between the values of a part of a larger tensor, such
+    as its first columns, and on a CPU they take wrong steps in half precision (torch 2.13)."""
+    is_whole = parameter.stride() == torch.empty_like(parameter).stride()
+    return is_whole and parameter.dtype.itemsize >= 4
 
 
 def take_step(optimizer: torch.optim.Optimizer) -> None:
