@@ -16,7 +16,7 @@ PACKAGES = {
     "privacy": ("dp_accounting", "scipy"),
     "replay": ("pausefl_offline",),
     "latency": ("pausefl_offline", "scipy"),
-    "bench": ("psutil", "scipy"),
+    "bench": ("pausefl_bench", "psutil"),
     "tune": ("optuna", "pausefl_tune"),
     "reproduce": ("pausefl_reproduce",),
     "audit": ("pausefl_audit", "scipy"),

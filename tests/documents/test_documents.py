@@ -16,10 +16,10 @@ import pytest
 
 from benchmarks.own import INSTRUMENTS
 from pausefl import cli
-from pausefl.bench import BENCHMARKS
 from pausefl.experiment.experiment import load_experiment, parse_experiment
 from pausefl.experiment.server_records import check_policies
 from pausefl.experiment.toml_source import preset_names
+from pausefl_bench import BENCHMARKS
 from pausefl_client.privacy.ledger import Ledger
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError

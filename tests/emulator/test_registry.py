@@ -186,7 +186,7 @@ COMMANDS = [
     (["tune", "demo"], "pausefl_tune", "tune"),
     (["replay", "nothing"], "pausefl_offline", "replay"),
     (["fit-latency", "nothing"], "pausefl_offline", "latency"),
-    (["bench", "scale"], "psutil", "bench"),
+    (["bench", "scale"], "pausefl_bench", "bench"),
     (["evaluator", "demo"], "torch", "evaluator"),
 ]
 # Runs each command in an interpreter that cannot find its package, as if it had never been installed.
@@ -218,7 +218,7 @@ def test_a_command_says_what_to_install(tmp_path: Path) -> None:
 
 def test_every_missing_package_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pausefl.extras.find_spec", lambda _: None)
-    packages = "jinja2, matplotlib, psutil, scipy"
+    packages = "jinja2, matplotlib, pausefl_bench, psutil"
     with pytest.raises(ConfigError, match=rf'^{packages}: not installed; pip install "pausefl\[report,bench\]"$'):
         require("report", "bench")
 

@@ -29,7 +29,7 @@ def audit(options: argparse.Namespace) -> None:
 
 def bench(options: argparse.Namespace) -> None:
     """Measure this machine."""
-    from pausefl.bench import run_benchmark
+    from pausefl_bench import run_benchmark
 
     sizes = {"clients": options.clients, "payload_bytes": options.payload_bytes}
     given = {name: size for name, size in sizes.items() if size is not None}
