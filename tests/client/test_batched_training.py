@@ -177,6 +177,20 @@ def test_other_tasks_have_the_mean_loss_of_each_clients_own_examples() -> None:
     check_rounds(made)
 
 
+def test_pixels_are_classified_together_as_alone() -> None:
+    def made() -> list[TorchTrainer]:
+        trainers = trainers_of(model=lambda: build_model(f"{__name__}:pixels", (1, 8, 8), 3, 1))
+        for trainer in trainers:
+            trainer.targets = (trainer.inputs[:, 0] % 3).long()
+        return trainers
+
+    check_rounds(made)
+
+
+def pixels(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Conv2d(shape[0], classes, 3, padding=1)
+
+
 class Replacing(TrainingMethod):
     """Replaces each gradient with another tensor."""
 

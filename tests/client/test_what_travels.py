@@ -184,6 +184,16 @@ def test_extra_state_that_is_a_tensor_stands_in_the_file(tmp_path: Path, monkeyp
     assert torch.equal(safetensors.torch.load_file(tmp_path / "model.safetensors")["_extra_state"], torch.ones(1))
 
 
+@pytest.mark.slow
+def test_a_model_that_torch_compiles_is_trained_and_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(*_: object) -> nn.Module:
+        (model := Odd("")).compile(backend="eager")
+        return model
+
+    monkeypatch.setattr(own_models, "compiled", compiled, raising=False)
+    evaluator_of("digits", "own:compiled").rehearse(TrainingSettings())
+
+
 def test_validate_counts_what_travels(capsys: pytest.CaptureFixture[str]) -> None:
     for model, statistics, said in (
         ("frozen_backbone", "local", "650 trained values travel, 4,160 constants stay"),

@@ -323,6 +323,8 @@ def test_tokens_are_classified_one_by_one_and_a_regression_is_scored_by_its_shar
     task = Classification()
     assert task.score(outputs, targets).tolist() == [1.0, 0.0]
     assert float(task.loss(outputs, targets)) == pytest.approx(4.5, abs=1e-3)
+    assert torch.equal(task.loss(outputs.mT, targets), task.loss(outputs, targets))  # classes may be second
+    assert torch.equal(task.score(outputs.mT, targets), task.score(outputs, targets))
     values = torch.tensor([0.0, 1.0, 2.0, 3.0])
     regression = Regression(variance=float(values.var(correction=0)))
     assert float(regression.score(values[:, None], values).mean()) == 1

@@ -21,7 +21,7 @@ from pausefl_client.registries import OPTIMIZERS
 from pausefl_client.training.device_copies import gathered_bytes, off_device, on_device
 from pausefl_client.training.method import Batch, TrainingMethod
 from pausefl_client.training.optimizer_states import JoinedStates
-from pausefl_client.training.tasks import Classification
+from pausefl_client.training.tasks import Classification, by_prediction
 from pausefl_client.training.torch_trainer import TorchTrainer, normalise, use_one_thread
 from pausefl_client.training.trainer import TrainingOutcome
 from pausefl_client.training.withdrawal import stop_if_withdrawn
@@ -145,7 +145,8 @@ def _losses(task: LearningTask, outputs: torch.Tensor, targets: torch.Tensor, si
     if type(task) is not Classification:
         return torch.stack([task.loss(o[:n], t[:n]) for o, t, n in zip(outputs, targets, sizes, strict=True)])
     classes = targets.flatten().clamp(min=-1)
-    losses = functional.cross_entropy(outputs.flatten(0, -2), classes, ignore_index=-1, reduction="none")
+    logits = by_prediction(outputs.flatten(0, 1), targets.flatten(0, 1))
+    losses = functional.cross_entropy(logits, classes, ignore_index=-1, reduction="none")
     return losses.view(len(sizes), -1).sum(1) / (targets >= 0).flatten(1).sum(1)
 
 

@@ -11,22 +11,32 @@ from pausefl_proto.number_types import Bounded, Positive
 
 @dataclass(frozen=True)
 class Classification:
-    """Predicts one class for each example, or for each token of a text. A class below 0 marks padding, not counted.
+    """Predicts one class for each example, token or pixel. A class below 0 marks padding, not counted.
 
-    Outputs are (n, classes) logits with (n,) int64 targets, or (n, tokens, classes) with (n, tokens).
+    Outputs are (n, classes) logits with (n,) int64 targets, or (n, ..., classes) with (n, ...). Where that
+    does not fit, classes may be second, as in torch's cross-entropy: (n, classes, h, w) with (n, h, w).
     """
 
     metric: ClassVar[str] = "accuracy"
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy."""
-        return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten().clamp(min=-1), ignore_index=-1)
+        return functional.cross_entropy(
+            by_prediction(outputs, targets), targets.flatten().clamp(min=-1), ignore_index=-1
+        )
 
     def score(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """1 for each right prediction, else 0. Padding is left out."""
         classes = targets.flatten()
-        is_right = outputs.flatten(0, -2).argmax(1) == classes
+        is_right = by_prediction(outputs, targets).argmax(1) == classes
         return is_right[classes >= 0].float()
+
+
+def by_prediction(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A classifier's outputs as (predictions, classes), in the order of `targets.flatten()`."""
+    if outputs.shape[:-1] != targets.shape and outputs.shape[:1] + outputs.shape[2:] == targets.shape:
+        outputs = outputs.movedim(1, -1)
+    return outputs.flatten(0, -2)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.model_vector import STORED, ModelVector, bytes_of, constants, tied, trained_parameters
 from pausefl_client.training.models import build_model
 from pausefl_client.training.random_layers import RandomLayers
-from pausefl_client.training.tasks import Classification
+from pausefl_client.training.tasks import Classification, by_prediction
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device, use_one_thread
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.draws import generator, stable_hash
@@ -152,14 +152,15 @@ class Evaluator:
         self._fill(self.initial.theta_0)
         with torch.no_grad():
             outputs = self._model(normalise(torch.tensor(sample.inputs, device=self._device)))
+            targets = torch.tensor(sample.labels, device=self._device)
             if isinstance(self._task, Classification):
                 if not isinstance(outputs, torch.Tensor):
                     wrong = f"returned {type(outputs).__name__}, which needs a data set with a task of its own"
                     raise ConfigError(f"{self._model_key}: must return a tensor of outputs; {wrong}")
-                if outputs.ndim > 1 and (given := outputs.shape[-1]) < self._classes:
+                if outputs.ndim > 1 and (given := by_prediction(outputs, targets).shape[-1]) < self._classes:
                     wrong = f"gives {given} outputs, and the data set has {self._classes} classes"
                     raise ConfigError(f"{self._model_key}: {wrong}")
-            targets, task = torch.tensor(sample.labels, device=self._device), type(self._task).__name__
+            task = type(self._task).__name__
             for called, rate in (("loss", self._task.loss), ("score", self._task.score)):
                 if not isinstance(returned := rate(outputs, targets), torch.Tensor):
                     kind = type(returned).__name__
@@ -179,7 +180,7 @@ class Evaluator:
         """How many examples a pass may take, so that layers with large outputs fit into memory: two or more."""
         sizes = [1]
         inputs = normalise(torch.tensor(sample.inputs, device=self._device))
-        with torch.no_grad(), register_module_forward_hook(lambda *call: sizes.append(getattr(call[2], "nbytes", 0))):
+        with torch.no_grad(), register_module_forward_hook(lambda *call: sizes.append(_bytes_in(call[2]))):
             self._model(inputs)
         return max(2, min(_MOST_AT_ONCE, _MOST_BYTES * len(sample) // max(sizes)))
 
@@ -261,3 +262,7 @@ def _differing(model: torch.nn.Module, other: torch.nn.Module) -> str:
     """The name of the first tensor of a model's file that differs from the other model's; empty if none does."""
     ours, theirs = model.state_dict(), other.state_dict()
     return next((n for n in ours if n not in theirs or bytes_of(ours[n]) != bytes_of(theirs[n])), "")
+
+
+def _bytes_in(output: object) -> int:  # not `nbytes`, which torch.compile does not take
+    return output.numel() * output.element_size() if isinstance(output, torch.Tensor) else 0
