@@ -18,7 +18,7 @@ import pytest
 from pausefl_client.privacy.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey, verified_spend
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import BudgetError, LedgerError
-from rigs.databases import full_disk, opened_connections
+from rigs.databases import full_disk, layout, opened_connections
 
 BUDGET, RICHER = Budget(10.0, 0.04), Budget(1000.0, 0.04)
 BYTES = memoryview(b"noised bytes")
@@ -190,6 +190,16 @@ def test_what_a_ledger_belongs_to_cannot_be_altered_either(
     rows(path, altered)
     with pytest.raises(LedgerError, match=r"a\.db: release 1 does not fit the hash chain; it was altered"):
         Ledger(path, budget, **(HOLDER | holder))
+
+
+def test_a_ledger_of_an_earlier_version_is_read_and_written(tmp_path: Path) -> None:
+    """Ledgers outlive versions: with other tables the next release fails, with another hash the holder is a forger."""
+    played(tmp_path / "a.db", 1).close()
+    assert layout(tmp_path / "a.db") == "b54d01a568797c19"
+    with closing(sqlite3.connect(tmp_path / "a.db")) as db, db:
+        chain = "af85c9769825e77e8aa2eea9248011041d6b0ea72418102255673b2903d6243c"
+        db.execute("UPDATE releases SET released_at = '2026-01-01T00:00:00Z', chain = ?", (chain,))
+    assert count(tmp_path / "a.db") == 1
 
 
 def test_a_spend_that_is_not_the_schedules_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

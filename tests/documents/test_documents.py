@@ -16,11 +16,13 @@ import pytest
 
 from benchmarks.own import INSTRUMENTS
 from pausefl import cli
+from pausefl.cli.registries import REGISTRIES
 from pausefl.experiment.experiment import load_experiment, parse_experiment
 from pausefl.experiment.server_records import check_policies
 from pausefl.experiment.toml_source import preset_names
 from pausefl_bench import BENCHMARKS
 from pausefl_client.privacy.ledger import Ledger
+from pausefl_process.events import EVENT_TYPES
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
 from pausefl_reproduce.published import find_reproduction, reproductions
@@ -157,6 +159,29 @@ def test_every_command_is_shown_in_use_and_every_instrument_that_is_named_is_the
     named = {name for path in DOCUMENTS for name in re.findall(r"benchmarks\.own\s(\w+)", path.read_text("utf-8"))}
     assert named <= {*INSTRUMENTS, "all", "diff", "NAME"}
     assert {"all", "twin"} <= named
+
+
+PAGES = {
+    "aggregation": {"aggregation_rules", "server_optimizers"},
+    "asynchronous": {"staleness_rules"},
+    "behaviours": {"availabilities", "behaviours"},
+    "network": {"delays"},
+    "partitions": {"partitioners"},
+    "regret": {"drifts"},
+    "selection": {"policies"},
+    "training": {"training_methods"},
+    "workloads": {"datasets", "models"},
+}
+"""The kinds of names that each page of docs/ lists."""
+
+
+def test_every_built_in_name_stands_on_the_page_of_its_kind() -> None:
+    names = {
+        page: [name for each in REGISTRIES if each.kind in kinds for name in each] for page, kinds in PAGES.items()
+    }
+    for page, known in {**names, "events": [*EVENT_TYPES]}.items():
+        text = (ROOT / f"docs/{page}.md").read_text("utf-8")
+        assert [name for name in known if f"`{name}`" not in text] == [], page
 
 
 def test_every_page_is_reached_from_the_readme() -> None:

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pausefl.experiment.server_records import aggregation_of
+from pausefl.experiment.tables import AggregationTable
 from pausefl_proto.wire import Vector
 from pausefl_server.model import aggregation as rules
-from pausefl_server.model.aggregation import RULES, Aggregation, AggregationRule, weighted_mean
+from pausefl_server.model.aggregation import RULES, Aggregation, weighted_mean
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, DynamicRegularizer, Optimizer, ServerOptimizer
 
@@ -20,10 +22,9 @@ HARMFUL = st.integers(0, 6)
 OPTIMIZERS = ("sgd", "fedavgm", "fedadam", "fedyogi")
 
 
-def rule_of(name: str) -> Aggregation | AggregationRule:
-    """A named rule with its defaults."""
-    made: type[Aggregation | AggregationRule] = RULES[name]
-    return Aggregation(name) if made is Aggregation else made()
+def rule_of(name: str) -> Aggregation:
+    """A named rule with its defaults, as an experiment has it."""
+    return aggregation_of(AggregationTable(rule=name))
 
 
 def optimizer_of(name: str, **parameters: float) -> Optimizer:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import tomli_w
@@ -41,7 +41,7 @@ from pausefl_client.registries import (
 )
 from pausefl_client.training.optimizers import LearningRates, make_optimizer
 from pausefl_proto.errors import ConfigError
-from pausefl_server.model.aggregation import RuleName
+from pausefl_server.model.aggregation import RULES
 from pausefl_server.model.optimizers import SERVER_OPTIMIZERS
 from pausefl_server.selection import POLICIES
 from pausefl_server.selection.policies.uniform import Random
@@ -155,6 +155,7 @@ MISTAKES = [
     ("workload.model=resnet18", 'workload.model = "resnet18"', "must be one of mlp"),
     ("workload.dataset=cifar100", 'workload.dataset = "cifar100"', "did you mean cifar10? It must be one of"),
     ("aggregation.rule=mode", 'aggregation.rule = "mode"', "must be one of fedavg, median"),
+    ("aggregation.rule={kind=[1]}", "aggregation.rule.kind = [1]", "must be one of fedavg, median"),
     ("aggregation.optimizer=lion", 'aggregation.optimizer.kind = "lion"', "must be one of sgd, fedavgm"),
     ("aggregation.optimizer.tau=nan", "aggregation.optimizer.tau = nan", "must be above 0"),
     # methods of two keys, of which one is missing
@@ -343,7 +344,7 @@ def documents() -> Iterator[Any]:
         (SCHEDULES, lambda table: {"workload": {"schedule": table}}),
         (OPTIMIZERS, lambda table: {"workload": {"optimizer": table["kind"]}}),
         (POLICIES, lambda table: {"selection": {"policy": table["kind"]}}),
-        (dict.fromkeys(get_args(RuleName)), lambda table: {"aggregation": {"rule": table["kind"]}}),
+        (dict.fromkeys(RULES), lambda table: {"aggregation": {"rule": table["kind"]}}),
         (SERVER_OPTIMIZERS, lambda table: {"aggregation": {"optimizer": table}}),
     ]
     for kinds, document in places:

@@ -73,6 +73,8 @@ def test_every_figure_is_drawn_and_none_is_blank(reported: Path, run: RunData) -
     assert [f and f.axes[0].lines[0].get_marker() for f in lines] == ["o"] * 3, "one value makes no line"
     assert plots.latency_by_round(run).axes[0].lines[0].get_linewidth() > 2, "a line that equals its part is hidden"
     assert {file.name for file in (reported / "plots").iterdir()} == {f"{name}.svg" for name in FIGURES}
+    template = (Path(plots.__file__).parent / "templates/report.html").read_text("utf-8")
+    assert set(re.findall(r'figure\("(\w+)"', template)) == plots.drawings(run).keys(), "what is drawn has a caption"
     write_report(replace(run, accuracy={"round": np.array([])}))
     assert not (reported / "plots" / "accuracy.svg").exists(), "an earlier report's picture is left"
     report_runs([reported], csv=False, formats=["png"])

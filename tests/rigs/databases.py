@@ -1,9 +1,10 @@
-"""Clients' ledgers, a record of opened SQLite connections, and a simulated full disk."""
+"""Clients' ledgers, a record of opened SQLite connections, a simulated full disk, and the layout of a database."""
 
+import hashlib
 import resource
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +46,13 @@ def full_disk(most_bytes: int = 1000) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+
+def layout(path: Path) -> str:
+    """A digest of a database's tables and their columns."""
+    query = (
+        "SELECT of.name, own.* FROM sqlite_schema AS of, pragma_table_info(of.name) AS own WHERE of.type = 'table'"
+        " ORDER BY of.name, own.cid"
+    )
+    with closing(sqlite3.connect(path)) as database:
+        return hashlib.sha256(repr(database.execute(query).fetchall()).encode()).hexdigest()[:16]

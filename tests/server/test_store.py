@@ -23,7 +23,7 @@ from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.seals import SCHEMA_VERSION
 from pausefl_server.storage.store import Store
 from pausefl_server.storage.store_actor import StoreActor
-from rigs.databases import opened_connections
+from rigs.databases import layout, opened_connections
 from rigs.log import fresh_store, observation, query, record, theta
 
 FINITE = st.floats(allow_nan=False)
@@ -183,6 +183,12 @@ def test_another_schema_version_is_refused(tmp_path: Path, version: str | None) 
             db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (version,))
     with pytest.raises(ConfigError, match=rf"run\.db: has schema_version {version}, .* reads {SCHEMA_VERSION}"):
         Store(tmp_path / "run.db")
+
+
+def test_a_log_with_other_tables_has_another_schema_version(tmp_path: Path) -> None:
+    """Else logs of earlier versions would be called damaged. Raise the version, then change the digest here."""
+    Store(tmp_path / "run.db").close()
+    assert (SCHEMA_VERSION, layout(tmp_path / "run.db")) == (7, "a158c0c8eeb28fcc")
 
 
 @pytest.mark.parametrize("content", [b"no database at all", b"\0" * 5000])

@@ -21,8 +21,8 @@ from pausefl.experiment.validation import fields_of, table_in
 from pausefl_client.registries import OPTIMIZER_DEFAULTS, SCHEDULE_DEFAULTS, TRAINING_DEFAULTS
 from pausefl_process.registry import Registry
 from pausefl_proto.errors import ConfigError
-from pausefl_server.model.aggregation import RULES
-from pausefl_server.model.optimizers import SERVER_OPTIMIZERS
+from pausefl_server.model.aggregation import RULES, Aggregation
+from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, ServerOptimizer
 from pausefl_server.selection import Policy
 
 # Keys that may change when a run is resumed: places of processes, admission, waiting times. So a run can continue on
@@ -62,8 +62,8 @@ def in_force(experiment: Experiment) -> dict[str, Any]:
     workload["optimizer_options"] = {**of_optimizer, **workload["optimizer_options"]}
     for name, kinds in (("rule", RULES), ("optimizer", SERVER_OPTIMIZERS)):
         said = aggregation[name]
-        if (said["kind"] if isinstance(said, dict) else said) not in kinds:  # the user's own
-            aggregation[name] = _filled(kinds, said)
+        if kinds.get(said["kind"] if isinstance(said, dict) else said) not in (Aggregation, ServerOptimizer):
+            aggregation[name] = _filled(kinds, said)  # the others' parameters are keys of their tables
     return document
 
 

@@ -73,12 +73,13 @@ def _has_own_init(policy: type[Policy]) -> bool:
 def aggregation_of(table: AggregationTable) -> Aggregation:
     """The aggregation that combines updates. Raises ConfigError for a bad rule."""
     rule = table.rule
-    if isinstance(rule, str) and rule in RULES:
-        return table
-    if isinstance(rule, dict) and rule.get("kind") in RULES:
+    kind = rule.get("kind") if isinstance(rule, dict) else rule
+    if isinstance(kind, str) and RULES.get(kind) is Aggregation:
+        if rule == kind:
+            return table
         raise ConfigError(
-            f'aggregation.rule.kind = "{rule["kind"]}": is written aggregation.rule = "{rule["kind"]}"; its parameters'
-            " belong in [aggregation]"
+            f'aggregation.rule.kind = "{kind}": is written aggregation.rule = "{kind}"; its parameters belong in'
+            " [aggregation]"
         )
     own: AggregationRule = read_kind(RULES, rule, "aggregation.rule")
     return Aggregation(own, table.harmful, table.clip_norm, table.weight_share_max, table.norm_limit)

@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Gt
@@ -36,9 +36,6 @@ class AggregationRule(ABC):
         """
 
 
-RuleName = Literal["fedavg", "median", "trimmed-mean", "krum", "multi-krum", "norm-clip"]
-
-
 @dataclass(frozen=True)
 class Aggregation:
     """How updates are combined.
@@ -47,7 +44,7 @@ class Aggregation:
     """
 
     rule: str | Mapping[str, Any] | AggregationRule = "fedavg"
-    """The aggregation rule: a `RuleName`, or a user's own rule."""
+    """The aggregation rule: a name in `RULES`, or a user's own rule."""
     harmful: Whole = 1
     """How many harmful updates of a round trimmed-mean, krum and multi-krum must withstand."""
     clip_norm: Positive | None = None
@@ -61,15 +58,7 @@ class Aggregation:
         """The round's combined update, a new vector; weights are (n,) and positive. PauseflError for a bad rule."""
         if isinstance(self.rule, AggregationRule):
             return checked_vector(self.rule.combine(updates, weights), updates[0].size, "aggregation.rule")
-        rules: dict[object, Callable[[], Vector]] = {
-            "fedavg": lambda: weighted_mean(updates, weights),
-            "median": lambda: median(updates),
-            "trimmed-mean": lambda: trimmed_mean(updates, self.harmful),
-            "krum": lambda: krum(updates, self.harmful),
-            "multi-krum": lambda: multi_krum(updates, self.harmful),
-            "norm-clip": lambda: weighted_mean(clipped(updates, self.clip_norm), weights),
-        }
-        return rules[self.rule]()
+        return _COMBINED_BY[self.rule](self, updates, weights)
 
 
 def checked_vector(found: Vector, size: int, key: str) -> Vector:
@@ -188,9 +177,19 @@ def _blocks(size: int, of: int = _BLOCK) -> Iterator[slice]:
     return (slice(start, start + of) for start in range(0, size, of))
 
 
+_COMBINED_BY: Mapping[object, Callable[[Aggregation, Sequence[Vector], FloatArray], Vector]] = {
+    "fedavg": lambda _, updates, weights: weighted_mean(updates, weights),
+    "median": lambda _, updates, _weights: median(updates),
+    "trimmed-mean": lambda of, updates, _weights: trimmed_mean(updates, of.harmful),
+    "krum": lambda of, updates, _weights: krum(updates, of.harmful),
+    "multi-krum": lambda of, updates, _weights: multi_krum(updates, of.harmful),
+    "norm-clip": lambda of, updates, weights: weighted_mean(clipped(updates, of.clip_norm), weights),
+}
+"""The built-in rules by name. Their parameters are the keys of `Aggregation`."""
+
 RULES = Registry(
     "aggregation_rules",
-    dict.fromkeys(get_args(RuleName), Aggregation),
+    dict.fromkeys(map(str, _COMBINED_BY), Aggregation),
     base="pausefl_server.model.aggregation:AggregationRule",
 )
-"""The rules that `aggregation.rule` names. `Aggregation` has the built-in ones; its keys are their parameters."""
+"""The rules that `aggregation.rule` names: `Aggregation` for those whose parameters are its keys."""
