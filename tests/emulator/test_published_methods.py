@@ -21,7 +21,7 @@ from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.methods.fedbn import FedBN
 from pausefl_client.training.methods.feddyn import FedDyn
 from pausefl_client.training.methods.gofl import Gofl
-from pausefl_client.training.methods.moon import Moon, contrast
+from pausefl_client.training.methods.moon import Moon, _with_features, contrast
 from pausefl_client.training.methods.scaffold import Scaffold
 from pausefl_client.training.model_vector import ModelVector
 from pausefl_client.training.tasks import Regression
@@ -202,6 +202,21 @@ def test_moon_descends_the_papers_loss() -> None:
     second = trainer.train(later, round=2).update
     np.testing.assert_allclose(second, w - server, rtol=1e-3, atol=1e-4)
     assert np.abs(second - plain.train(later, round=2).update).max() > 1e-3
+
+
+class Backwards(nn.Sequential):
+    """Calls its layers in another order than it has them in, and the last one not at all."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self[0](self[1](x))
+        return outputs
+
+
+def test_features_are_the_inputs_of_the_linear_layer_that_is_called_last() -> None:
+    model, x = Backwards(nn.Linear(2, 1), nn.Linear(3, 2), nn.Linear(7, 7)), torch.randn(5, 3)
+    outputs, features = _with_features(model, x)
+    assert torch.equal(features, model[1](x))
+    assert torch.equal(outputs, model(x))
 
 
 def test_the_contrastive_loss_of_equal_features_is_ln_2_and_layers_that_a_method_needs_are_asked_for() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,7 +39,6 @@ class Moon(Bounded, RememberingMethod):
 
     def begin_round(self, model: nn.Module, round: int) -> None:
         """Keep copies of the server's model and of the client's last one, as references."""
-        _last_linear(model)
         # deepcopy refuses tensors that a pass has left in the model, such as features kept to look at.
         left = [tensor for layer in model.modules() for tensor in _computed(vars(layer))]
         try:
@@ -55,14 +55,16 @@ class Moon(Bounded, RememberingMethod):
 
     def loss(self, model: nn.Module, batch: Batch, task: LearningTask) -> torch.Tensor:
         """The task's loss + μ ℓ."""
-        if not self._references:
-            return super().loss(model, batch, task)
         # First, so that hooks that keep features leave those of the model itself to the task.
         with torch.no_grad():
             # detached, as a model may take gradients in evaluation
-            server, last = (_with_features(reference, batch.inputs)[1].detach() for reference in self._references)
+            others = [_with_features(reference, batch.inputs)[1].detach() for reference in self._references]
         outputs, features = _with_features(model, batch.inputs)
-        return task.loss(outputs, batch.targets) + self.mu * contrast(features, server, last, self.temperature)
+        loss = task.loss(outputs, batch.targets)
+        if not others:
+            return loss
+        server, last = others
+        return loss + self.mu * contrast(features, server, last, self.temperature)
 
     def end_round(self, model: nn.Module) -> None:
         self.remembered = copies(_changing(model))
@@ -87,17 +89,16 @@ def contrast(z: torch.Tensor, towards: torch.Tensor, away: torch.Tensor, tempera
 
 
 def _with_features(model: nn.Module, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The model's outputs for n inputs, and the inputs of its last linear layer, (n, f)."""
+    """The model's outputs for n inputs, and the inputs of the linear layer that it calls last, (n, f)."""
     taken: list[torch.Tensor] = []
-    with _last_linear(model).register_forward_pre_hook(lambda _, arguments: taken.append(arguments[0])):
+    with ExitStack() as hooks:
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear):
+                hooks.enter_context(layer.register_forward_pre_hook(lambda _, arguments: taken.append(arguments[0])))
         outputs = model(inputs.clone())  # a model may change its inputs
-    return outputs, taken[-1].flatten(1)
-
-
-def _last_linear(model: nn.Module) -> nn.Linear:
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    if not layers:
+    if not taken:
         raise ConfigError(
-            'workload.training = "moon": workload.model has no linear layer whose inputs were its features'
+            'workload.training = "moon": workload.model has no linear layer whose inputs were its features, or'
+            " torch.jit or torch.compile hides it"
         )
-    return layers[-1]
+    return outputs, taken[-1].flatten(1)
