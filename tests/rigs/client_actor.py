@@ -102,6 +102,7 @@ class ClientActorRig:
 
     async def accepts_the_next_job(self) -> None:
         """Assert that the actor is still alive: a valid answer to one more job is accepted."""
+        assert self.actor.handed_over_s is None, "it owes no answer"
         await self.dispatch(round=77)
         self.answer(77)
         assert (await self.updated()).round == 77

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pausefl
+from pausefl_process.host_monitor import HostReport
 from pausefl_proto.budget import Budget, Release
 from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
@@ -33,8 +34,9 @@ async def test_the_round_trip_runs_from_the_first_frame_handed_over_to_the_last_
     rig.stream.write_s = 0.25  # each of the model's two frames takes this long to hand over
     parts = {"download_s": 0.25, "injected_down_s": 0.5, "queue_s": 0.125, "train_s": 2.0, "privatise_s": 0.0625}
     timing = pb.Timing(**parts, injected_up_s=1.0, drawn_down_s=0.5, drawn_up_s=1.0)
-    release = pb.Release(participation=3, epsilon=0.5, epsilon_spent=1.5)
-    messages = upload(vector(BIG), timing=timing, release=release, loss=0.75)
+    release = pb.Release(participation=4, epsilon=0.5, epsilon_spent=1.5)  # of an earlier stream's job, and this one's
+    labels = {f"label_{c}": 1.0 for c in range(9)}
+    messages = upload(vector(BIG), timing=timing, release=release, loss=0.75, statistics=labels)
     async with rig.at_work():
         rig.stream.give(messages[0], after_s=4.0)
         rig.stream.give(messages[1], after_s=0.5)
@@ -45,10 +47,31 @@ async def test_the_round_trip_runs_from_the_first_frame_handed_over_to_the_last_
     assert (t.device_s, t.communication_s, t.propagation_s) == (2.1875, 2.8125, 0.5625)
     assert (update.drawn_down_s, update.drawn_up_s, update.loss) == (0.5, 1.0, 0.75)
     assert (update.client_id, update.round, update.attempt) == ("client-1", 1, 1)
-    assert (update.release, update.vector.tobytes()) == (Release(3, 0.5, 1.5), vector(BIG).tobytes())
+    assert (update.release, update.vector.tobytes()) == (Release(4, 0.5, 1.5), vector(BIG).tobytes())
+    assert [*update.statistics] == [*labels], "sorted, so that a repeated run has the same log"
     model = np.zeros(BIG, np.float32)
     assert update.bytes_down == sum(map(len, pack_job(1, 1, model, digest(model)))), "as they travel"
     assert update.bytes_up == sum(map(len, messages))
+
+
+async def test_a_job_that_is_given_again_is_timed_from_its_first_hand_over_to_the_arrival_of_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = ClientActorRig()
+
+    def report(since_s: float, compute_s: float) -> HostReport:
+        rig.clock.advance(1.0)
+        return HostReport(loop_lag_s=since_s)
+
+    monkeypatch.setattr(rig.watch, "report", report)
+    began_s = rig.clock()
+    rig.clock.advance(4.0)
+    async with rig.running():
+        await rig.dispatch(handed_over_s=began_s)
+        rig.answer(after_s=2.0)
+        update = await rig.updated()
+    assert (update.timing.round_trip_s, update.timing.reconnect_s) == (6.0, 4.0)
+    assert update.server_host.loop_lag_s == began_s, "the host is watched as long"
 
 
 async def test_time_between_jobs_belongs_to_no_exchange() -> None:
@@ -179,6 +202,11 @@ REJECTED = {
     **{f"a drawn delay of {v}": (timed(drawn_up_s=v), "drawn_up_s = ") for v in (*IMPOSSIBLE, 1e8)},
     **{f"a host's lag of {v}": (upload(vector(5), host=pb.Host(loop_lag_s=v))[0], "loop_lag_s = ") for v in IMPOSSIBLE},
     "parts beyond the whole": (timed(train_s=1.0, download_s=1.5), "1.5 s longer than the whole exchange"),
+    "too many statistics": (
+        upload(vector(5), statistics={str(k): 1.0 for k in range(1025)})[0],
+        "more than 1024 labels",
+    ),
+    "a statistic of too long a name": (upload(vector(5), statistics={"label_0" + 60 * "0": 1.0})[0], "too long names"),
     **{f"a statistic of {v}": (upload(vector(5), statistics={"label_0": v})[0], "label_0") for v in (math.nan, 1e308)},
 }
 

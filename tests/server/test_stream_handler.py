@@ -14,7 +14,7 @@ import pytest
 from fuzz.http2 import DATA, END_STREAM, HEADERS, PING, SETTINGS, call, frame, message, opening
 from pausefl_proto.errors import DamageError, TryLaterError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import MAX_FRAME_BYTES, Assembler, Vector, pack, unpack
+from pausefl_proto.wire import MAX_FRAME_BYTES, SERVICE, Assembler, Vector, pack, unpack
 from pausefl_server.connections import client_actor
 from pausefl_server.connections.peer_limits import AbuseError, ClientRateLimit
 from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
@@ -132,22 +132,28 @@ async def test_a_client_that_is_locked_out_while_it_is_registered_does_not_stay(
     async with stream_handler(coordinator := LockingOut(SIZE)) as handler, asyncio.timeout(5):
         coordinator.handler = handler
         await handler.handle(SilentStream(takes=9, closes=False), PeerIdentity("peer"))
-    assert (await coordinator.lost.get()).reason == "is admitted no longer"
+    lost = await coordinator.lost.get()
+    assert (lost.reason, lost.may_return) == ("is admitted no longer", False)
 
 
-async def test_a_client_that_takes_nothing_can_be_locked_out_and_the_file_change_again_meanwhile() -> None:
-    async with stream_handler() as handler, asyncio.timeout(20):
+async def test_a_client_that_takes_nothing_can_be_locked_out_and_the_file_change_again_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pausefl_server.connections.stream_handler._GOODBYE_WITHIN_S", 0.1)
+    async with stream_handler(coordinator := OneJob(SIZE)) as handler, asyncio.timeout(20):
         stuck = SilentStream(takes=1, closes=False)
         serving = asyncio.create_task(handler.handle(stuck, PeerIdentity("peer")))
         await stuck.second.wait()
         for _ in range(5):
             handler.readmit(Admission(ids=frozenset()))
             await asyncio.sleep(0)
+        assert (await coordinator.lost.get()).reason == "is admitted no longer"
         serving.cancel()
 
 
+@pytest.mark.parametrize("method", ["Join", "Offer"])
 @pytest.mark.parametrize(("connections", "kept"), [(1, 16), (64, 32)])
-async def test_goodbyes_that_nobody_takes_are_few(connections: int, kept: int) -> None:
+async def test_goodbyes_and_offers_that_nobody_takes_are_few(connections: int, kept: int, method: str) -> None:
     """A peer may set its flow-control windows to 0. gRPC then keeps streams with unsent messages, even cancelled ones.
 
     Such a stream keeps its connection, and strangers must not occupy all 64 spare connections.
@@ -161,7 +167,7 @@ async def test_goodbyes_that_nobody_takes_are_few(connections: int, kept: int) -
             for _, writer in peers:
                 writer.write(opening(struct.pack(">HI", 4, 0)))
                 for stream in range(1, 2 * opened // connections, 2):
-                    writer.write(call(stream) + message(stream, b"no hello"))
+                    writer.write(call(stream, f"/{SERVICE}/{method}") + message(stream, b"no hello"))
             for _ in range(opened - kept):
                 await ended.get()
         finally:
@@ -361,7 +367,7 @@ async def test_a_client_that_sends_too_much_that_is_rejected_rests_longer_each_t
 def test_a_client_may_send_so_much_however_long_it_was_quiet_and_again_after_a_rest(what: str, most: int) -> None:
     clock = Clock()
     count = getattr(ClientRateLimit(clock), f"count_{what}")
-    for quiet_s, rest_s in ((1e6, 1), (1.0, 2)):
+    for quiet_s, rest_s in ((1e6, 1), (1.0, 2), (21.9, 4), (44.1, 1)):
         clock.advance(quiet_s)
         for _ in range(most):
             count("garbage")

@@ -250,8 +250,9 @@ async def test_a_withdrawn_job_keeps_no_model_and_is_not_sent_if_it_waits_for_it
         assert is_there() is None
         assert pb.ServerMessage.FromString(await r.stream.heard_bytes()).WhichOneof("kind") == "withdraw"
         if is_sent:
-            r.answer()  # its ε may have been spent before
-            await r.updated()
+            for round_ in (1, 2):  # the first one's ε may have been spent before
+                r.answer(round_)
+                await r.updated()
         else:
             assert r.stream.is_silent()
         await r.accepts_the_next_job()
