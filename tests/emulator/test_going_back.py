@@ -67,9 +67,16 @@ def tear(folder: Path, *names: str) -> None:
         path.write_bytes(path.read_bytes()[:-4])
 
 
-@pytest.mark.parametrize("loss", ["torn", "gone"])
-async def test_rounds_whose_models_are_lost_are_not_taken_back_silently(tmp_path: Path, loss: str) -> None:
-    await play(tmp_path, 5, checkpoint_every=3)
+async def test_a_first_round_whose_model_is_torn_is_played_again(tmp_path: Path) -> None:
+    await play(tmp_path, 1)
+    tear(tmp_path, "slot-1.f32")
+    await play(tmp_path, 2)
+    assert [(r.round, r.attempt) for r in log_of(tmp_path)] == [(1, 2), (2, 1)]
+
+
+@pytest.mark.parametrize(("rounds", "loss"), [(5, "torn"), (5, "gone"), (1, "gone")])
+async def test_rounds_whose_models_are_lost_are_not_taken_back_silently(tmp_path: Path, rounds: int, loss: str) -> None:
+    await play(tmp_path, rounds, checkpoint_every=3)
     if loss == "torn":
         tear(tmp_path, "slot-0.f32", "slot-1.f32")
     else:
@@ -77,7 +84,8 @@ async def test_rounds_whose_models_are_lost_are_not_taken_back_silently(tmp_path
     before = [r.round for r in log_of(tmp_path)]
     line = await refused(tmp_path)
     left = "3, 0" if loss == "torn" else "0"
-    assert "the models of rounds 4 and 5, which the log ends with, are missing or damaged" in line
+    last = f"the models of rounds {rounds - 1} and {rounds}, which the log ends with, are missing or damaged"
+    assert last in line
     assert f"--back-to ROUND, one of {left} (going back to round" in line
     assert [r.round for r in log_of(tmp_path)] == before
 

@@ -155,6 +155,8 @@ def test_events_of_rounds_taken_back_wait_until_a_round_knows_of_them() -> None:
         store.close()
         with closing(Store(path)) as again:  # verifies the seals
             assert again.late_events() == []
+            again.go_back_to(1)
+            assert again.attempts() == {2: 3, 3: 2, 4: 2}, "whatever was played since"
 
 
 def test_facts_about_a_run_are_kept_and_the_last_one_said_stands() -> None:
