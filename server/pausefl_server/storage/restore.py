@@ -33,8 +33,8 @@ def restore(
     With `back_to`, it is after that round. Before later rounds are taken back, `say` is called with the cost, and
     `forget` with the last round to keep, to remove other data of later rounds. ConfigError if the models are missing.
     """
-    store, log = models.store, models.store.log()
-    last = log.last
+    store = models.store
+    last = store.log().last
     begun = last if back_to is None else _checked(back_to, last, models)
     found = models.find(begun)
     if found is None and back_to is None:
@@ -58,7 +58,7 @@ def restore(
         if known not in (None, initial):
             raise ConfigError(f"this run directory was begun with another initial_digest ({known}, now {initial})")
         store.set_meta("initial_digest", initial)
-    log = log.up_to(begun)
+    log = store.log()
     fresh = RunState.start(policy, settings.seed, tau_min_s=settings.tau_min_s, examples_max=settings.examples_max)
     state = replay(fresh, log, after_each, unfinished=log.failed_attempts())
     late = store.late_events()

@@ -60,17 +60,12 @@ class RoundLog(Collection[RoundRecord]):
     No list of them is kept, because an observation takes a kilobyte as an object: memory does not grow with the log.
     """
 
-    def __init__(self, database: OpenDatabase, last: int | None = None) -> None:
-        """`last`: the last round to read. None: the last committed round."""
+    def __init__(self, database: OpenDatabase) -> None:
         self._database = database
         self.last: int
         """The last round to read; 0 if there is none."""
         with database() as opened:
-            self._length, self.last = opened.execute(_COUNT_ROUNDS, (last, last)).fetchone()
-
-    def up_to(self, round: int) -> "RoundLog":
-        """The log up to and including this round."""
-        return RoundLog(self._database, min(round, self.last))
+            self._length, self.last = opened.execute(_COUNT_ROUNDS).fetchone()
 
     def failed_attempts(self) -> list[RoundRecord]:
         """The failed attempts at the round after the last one, in order. No client answered these."""
@@ -118,7 +113,7 @@ def _record(
     )
 
 
-_COUNT_ROUNDS = "SELECT count(*), coalesce(max(round), 0) FROM rounds WHERE ? IS NULL OR round <= ?"
+_COUNT_ROUNDS = "SELECT count(*), coalesce(max(round), 0) FROM rounds"
 _ATTEMPT = ", ".join(ATTEMPT_COLUMNS)
 _SELECT_COMMITTED = f"SELECT {_ATTEMPT} FROM rounds WHERE round <= ? ORDER BY round"
 SELECT_FAILED = f"SELECT {_ATTEMPT} FROM failed_attempts WHERE round = ? ORDER BY attempt"
