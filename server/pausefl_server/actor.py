@@ -50,9 +50,17 @@ class Actor(ABC, Generic[Message]):
         """Hand over a message if the actor runs and its mailbox has room now; False if the message was dropped."""
         if self.stopped or len(self._mailbox) >= self._capacity:
             return False
-        self._mailbox.append((message, None))
-        _wake(self._idle)
+        self.post(message)
         return True
+
+    def post(self, message: Message) -> None:
+        """Hand over a message even if the mailbox is full, for a sender that may be cancelled while it waits.
+
+        Nothing happens if the actor has ended.
+        """
+        if not self.stopped:
+            self._mailbox.append((message, None))
+            _wake(self._idle)
 
     async def ask(self, message: Message) -> Any:
         """Hand over a message and wait for `receive`'s return value (or its exception)."""

@@ -19,6 +19,7 @@ from pausefl_server.connections import client_actor
 from pausefl_server.connections.peer_limits import AbuseError, ClientRateLimit
 from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
 from pausefl_server.connections.transport import GrpcStreamToClient
+from pausefl_server.records import Ping
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.messages import Lost, Register
 from pausefl_server.selection.policies.everyone import All
@@ -115,6 +116,30 @@ async def test_a_client_that_takes_nothing_leaves_few_streams_behind() -> None:
         again = SilentStream(takes=9)
         await handler.handle(again, PeerIdentity("peer"))
         assert again.taken[0].WhichOneof("kind") == "welcome"
+
+
+class Busy(OneJob):
+    """Welcomes a client, then has a full mailbox and handles no message until it `goes_on`."""
+
+    goes_on = asyncio.Event()
+
+    async def receive(self, message: Any) -> None:
+        await super().receive(message)
+        while not self.goes_on.is_set() and self.offer(Ping("client", 0.0)):
+            pass
+        if isinstance(message, Ping):
+            await self.goes_on.wait()
+
+
+async def test_a_client_is_lost_although_its_stream_is_cancelled_again_while_the_coordinator_is_busy() -> None:
+    async with stream_handler(coordinator := Busy(SIZE)) as handler, asyncio.timeout(5):
+        serving = asyncio.create_task(handler.handle(stream := SilentStream(takes=9, closes=False), PeerIdentity("p")))
+        await stream.second.wait()
+        for _ in range(2):  # a read that failed, and gRPC, which cancels the coroutine of a broken stream
+            serving.cancel()
+            await asyncio.sleep(0)
+        coordinator.goes_on.set()
+        assert (await coordinator.lost.get()).reason == "its connection broke"
 
 
 class LockingOut(OneJob):

@@ -169,11 +169,10 @@ class ClientStreamHandler:
             writer = asyncio.ensure_future(actor.run())
             reason = await self._listen(actor, writer, peer)
         finally:
-            # This coroutine is cancelled when the connection breaks, which may happen before the welcome. The
-            # coordinator must be told even then.
+            # This coroutine is cancelled when the connection breaks, which may happen before the welcome, or here if a
+            # read has failed. The coordinator must be told even then: else it keeps the client out as connected.
             actor.stop()
-            with contextlib.suppress(ActorStopped):  # the run is over: the coordinator has ended
-                await self._coordinator.tell(Lost(actor, reason, actor.handed_over_s, actor.may_return))
+            self._coordinator.post(Lost(actor, reason, actor.handed_over_s, actor.may_return))
             if writer is not None:
                 with rate_limit.draining():
                     await asyncio.gather(writer, return_exceptions=True)
