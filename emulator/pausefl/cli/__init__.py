@@ -10,6 +10,7 @@ from functools import partial
 from importlib import import_module
 
 from pausefl.cli.arguments import make_parser, parse
+from pausefl.extras import require
 from pausefl.outcomes import exit_with_status, while_output_is_read
 from pausefl.runtime.forks import OF_A_VIRTUAL_RUN
 from pausefl.runtime.processes.environment import grpc_defaults
@@ -20,13 +21,22 @@ from pausefl_process.files import check_places
 
 _COMMANDS = {
     "allocation": ("allocation",),
-    "experiments": ("run", "compare", "sweep", "reproduce"),
+    "experiments": ("run", "compare", "sweep"),
     "new": ("new",),
-    "offline": ("simulate", "tune", "replay", "fit-latency"),
     "processes": ("server", "client", "evaluator"),
-    "tools": ("report", "audit", "bench", "data", "certs", "validate", "completion"),
+    "simulation": ("simulate",),
+    "tools": ("report", "data", "certs", "validate", "completion"),
 }
 """The subcommands, by the module of this package that has their functions."""
+_OF_PLUGINS = {
+    "audit": ("pausefl_audit", "audit"),
+    "bench": ("pausefl_bench", "bench"),
+    "fit-latency": ("pausefl_offline", "latency"),
+    "replay": ("pausefl_offline", "replay"),
+    "reproduce": ("pausefl_reproduce", "reproduce"),
+    "tune": ("pausefl_tune", "tune", "report"),
+}
+"""The subcommands of plug-ins: the package, whose module `command` has the function, and the extras that it needs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -45,9 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of all subcommands. In its result, `command` is the function that runs the subcommand."""
-    return make_parser({name: partial(_run, module, name) for module, names in _COMMANDS.items() for name in names})
+    own = {name: partial(_run, f"pausefl.cli.{of}", name, ()) for of, names in _COMMANDS.items() for name in names}
+    plugged = {name: partial(_run, f"{of}.command", name, extras) for name, (of, *extras) in _OF_PLUGINS.items()}
+    return make_parser(own | plugged)
 
 
-def _run(module: str, command: str, options: argparse.Namespace) -> None:
+def _run(module: str, command: str, extras: Sequence[str], options: argparse.Namespace) -> None:
     """Run a subcommand. Its module is imported only now: experiments take half a second to import."""
-    getattr(import_module(f"pausefl.cli.{module}"), command.replace("-", "_"))(options)
+    require(*extras)
+    getattr(import_module(module), command.replace("-", "_"))(options)

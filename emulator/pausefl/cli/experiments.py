@@ -1,4 +1,4 @@
-"""The subcommands that play whole runs: one, several side by side, or those of a published figure."""
+"""The subcommands that play whole runs: one, or several side by side."""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -137,14 +137,6 @@ def sweep(options: argparse.Namespace) -> None:
         console.print(warning, highlight=False, soft_wrap=True)
     go_on = resume_campaign_command("sweep", sweep.folder, player.options)
     check_all_played(sweep.run_dirs, sweep.missing, go_on, player.say)
-
-
-def reproduce(options: argparse.Namespace) -> None:
-    """Play the runs of a published figure, and draw it."""
-    from pausefl_reproduce.command import run_reproduce
-
-    console = plain_console()
-    run_reproduce(options, player_of(options, console), console)
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:

@@ -1,12 +1,10 @@
-"""The subcommands for reports, audits, benchmarks, data sets, certificates and checks."""
+"""The subcommands for reports, data sets, certificates and checks."""
 
 import argparse
 import sys
 from pathlib import Path
 
 from pausefl.cli.option_values import experiment_of, listed_names
-from pausefl.extras import require
-from pausefl.terminal_table import plain_console
 from pausefl_proto.errors import ConfigError
 
 
@@ -17,23 +15,6 @@ def report(options: argparse.Namespace) -> None:
     for folder in options.run_dirs:
         for path in report_folder(Path(folder), csv=options.csv, formats=listed_names(options.formats)):
             print(path)
-
-
-def audit(options: argparse.Namespace) -> None:
-    """Test the mechanism of a client by sending many uploads in two worlds."""
-    require("audit")
-    from pausefl_audit.command import print_audit
-
-    print_audit(options, plain_console())
-
-
-def bench(options: argparse.Namespace) -> None:
-    """Measure this machine."""
-    from pausefl_bench import run_benchmark
-
-    sizes = {"clients": options.clients, "payload_bytes": options.payload_bytes}
-    given = {name: size for name, size in sizes.items() if size is not None}
-    run_benchmark(options.name, given, as_json=options.json)
 
 
 def data(options: argparse.Namespace) -> None:

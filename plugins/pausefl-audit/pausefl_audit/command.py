@@ -3,20 +3,19 @@
 from argparse import Namespace
 from pathlib import Path
 
-from rich.console import Console
-
 from pausefl.cli.option_values import refuse_beside
+from pausefl.terminal_table import plain_console
 from pausefl_audit.audit import play_with_canaries, run_audit
 from pausefl_proto.errors import ConfigError
 
 
-def print_audit(options: Namespace, console: Console) -> None:
+def audit(options: Namespace) -> None:
     """Audit as the options ask, and print what was found. PauseflError if the mechanism is broken."""
     if options.uploads < 100:
         raise ConfigError(f"--uploads {options.uploads}: must be at least 100")
     if Path(options.config).is_dir():
         refuse_beside(options, "RUN_DIR", "--uploads")
-    source = options.config
+    source, console = options.config, plain_console()
     if options.run_dir is not None:
         source = play_with_canaries(source, options.overrides, Path(options.run_dir))
     with console.status(f"sending {options.uploads:,} uploads in each of two worlds, attack by attack"):

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from pausefl.cli.option_values import at_least_1
 from pausefl.results.figures import Figures
-from pausefl_offline.library import fit_latency
+from pausefl_offline import library
 from pausefl_offline.replay_outputs import as_json, in_words, replayed, write_replay
 from pausefl_process.files import write_durably
 
 
-def run_replay(options: Namespace) -> None:
+def replay(options: Namespace) -> None:
     """Replay the log of a run through its own policy, or through another. ConfigError for invalid options."""
     draws = at_least_1("--draws", options.draws)
     found = replayed(Path(options.run_dir), options.policy, options.overrides, draws)
@@ -22,10 +22,10 @@ def run_replay(options: Namespace) -> None:
         print("\n".join([*in_words(found.summary), *(f"written: {path}" for path in written)]))
 
 
-def print_fit(options: Namespace) -> None:
+def fit_latency(options: Namespace) -> None:
     """Print an experiment whose delay laws are fitted to a fleet's latencies, and draw them if asked."""
     names = ("format", "column", "unit", "client_column", "time_column", "filter", "lost", "timeout_s")
-    fit = fit_latency(options.source, **{name: getattr(options, name) for name in names})
+    fit = library.fit_latency(options.source, **{name: getattr(options, name) for name in names})
     if options.figure:
         from pausefl.results.report.style import rendered
         from pausefl_offline.plots import draw_fit

@@ -6,22 +6,24 @@ from pathlib import Path
 from typing import get_args
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from pausefl.cli.option_values import player_of
 from pausefl.results.statistics import FEWEST_SEEDS
 from pausefl.studies.campaign import plan_of
-from pausefl.studies.playing import Player
 from pausefl.studies.time_left import in_words
+from pausefl.terminal_table import plain_console
 from pausefl_proto.errors import ConfigError
+from pausefl_reproduce import playing
 from pausefl_reproduce.estimate import estimated_s
-from pausefl_reproduce.playing import n_finished, reproduce
 from pausefl_reproduce.published import Reproduction, find_reproduction, reproductions
 from pausefl_reproduce.request import ReproductionScale, Request, left_out
 
 
-def run_reproduce(options: Namespace, player: Player, console: Console) -> None:
+def reproduce(options: Namespace) -> None:
     """List the figures, or reproduce one. ConfigError for invalid options."""
+    console = plain_console()
+    player = player_of(options, console)
     if options.list:
         console.print(listed())
         return
@@ -30,7 +32,7 @@ def run_reproduce(options: Namespace, player: Player, console: Console) -> None:
     request = requested(options)
     for line in _before(request):
         console.print(line, highlight=False, soft_wrap=True)
-    summary = reproduce(request, player, resume=options.resume)
+    summary = playing.reproduce(request, player, resume=options.resume)
     for line in _after(request, summary["series"]):
         console.print(line, highlight=False, soft_wrap=True)
 
@@ -97,7 +99,7 @@ def _before(request: Request) -> Iterator[str]:
     if request.seeds < FEWEST_SEEDS:
         yield f"no intervals: --seeds {request.seeds}, an interval needs at least {FEWEST_SEEDS}"
     yield f"results: {request.folder}"
-    done, of = n_finished(request)
+    done, of = playing.n_finished(request)
     if left := of - done:
         yield f"left: {left} of {of} runs, about {in_words(estimated_s(request) * left / of)} one after the other"
 

@@ -5,20 +5,19 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from rich.console import Console
-
-from pausefl.cli.option_values import check_one_given, config_name, refuse_beside
+from pausefl.cli.option_values import check_one_given, config_name, player_of, refuse_beside
 from pausefl.experiment.experiment import load_experiment
 from pausefl.runtime.run_dir import new_run_dir
-from pausefl.studies.playing import Player
-from pausefl.terminal_table import FittingTable
+from pausefl.terminal_table import FittingTable, plain_console
 from pausefl_tune import resume_tuning, tune_experiment
 from pausefl_tune.outputs import tables
 from pausefl_tune.plan import TuningPlan
 
 
-def run_tune(options: Namespace, player: Player, console: Console) -> None:
+def tune(options: Namespace) -> None:
     """Search for settings, or resume a search. ConfigError for invalid options."""
+    console = plain_console()
+    player = player_of(options, console)
     check_one_given({"CONFIG": options.config, "--resume DIR": options.resume})
     if options.resume:
         refuse_beside(options, "--resume", "--real-seeds", "--jobs", "--on", "--on-option")

@@ -1,11 +1,10 @@
-"""The subcommands that need no network: simulations, searches, replays of logs, and fits of latency laws."""
+"""The subcommand that simulates: it needs no network."""
 
 import argparse
 
 from rich.text import Text
 
-from pausefl.cli.option_values import at_least_1, config_name, experiment_of, player_of, policies_of
-from pausefl.extras import require
+from pausefl.cli.option_values import at_least_1, config_name, experiment_of, policies_of
 from pausefl.runtime.run_dir import new_run_dir
 from pausefl.terminal_table import plain_console
 
@@ -29,28 +28,3 @@ def simulate(options: argparse.Namespace) -> None:
         console.print(line, highlight=False, soft_wrap=True)
     figure = "simulations.png" if "policies" in summary else "simulation.png"
     console.print(f"figure: {folder / figure}", soft_wrap=True)
-
-
-def tune(options: argparse.Namespace) -> None:
-    """Search for settings, or resume a search."""
-    require("tune", "report")
-    from pausefl_tune.command import run_tune
-
-    console = plain_console()
-    run_tune(options, player_of(options, console), console)
-
-
-def replay(options: argparse.Namespace) -> None:
-    """Replay the log of a run through its own policy, or through another."""
-    require("replay")
-    from pausefl_offline.command import run_replay
-
-    run_replay(options)
-
-
-def fit_latency(options: argparse.Namespace) -> None:
-    """Print an experiment whose delay laws are fitted to a fleet's latencies."""
-    require("latency")
-    from pausefl_offline.command import print_fit
-
-    print_fit(options)
