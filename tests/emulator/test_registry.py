@@ -184,6 +184,7 @@ COMMANDS = [
     (["audit", "demo"], "pausefl_audit", "audit"),
     (["reproduce", "--list"], "pausefl_reproduce", "reproduce"),
     (["tune", "demo"], "pausefl_tune", "tune"),
+    (["allocation", "demo", "--shared", "x"], "pausefl_allocation", "allocation"),
     (["replay", "nothing"], "pausefl_offline", "replay"),
     (["fit-latency", "nothing"], "pausefl_offline", "latency"),
     (["bench", "scale"], "pausefl_bench", "bench"),

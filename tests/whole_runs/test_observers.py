@@ -17,7 +17,6 @@ from pausefl.runtime.observers.base import figures
 from pausefl_process.events import ModelEvaluated, Notice, ProgressEvent, RollCall, from_line
 from rigs.command import played, summary_of, synthetic
 from rigs.refusals import refused
-from rigs.telemetry import round_event
 from rigs.waiting import wait_for
 
 SETTINGS = {"experiment": {"rounds": 3}}
@@ -154,52 +153,14 @@ def test_what_is_no_observer_is_refused_in_one_line(name: str, complaint: str, m
 
 def test_an_observer_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pausefl.extras.find_spec", lambda _: None)
-    with pytest.raises(pausefl.ConfigError, match=r'^mlflow: not installed; pip install "pausefl\[mlflow\]"$'):
+    with pytest.raises(
+        pausefl.ConfigError, match=r'^mlflow, pausefl_trackers: not installed; pip install "pausefl\[mlflow\]"$'
+    ):
         load_observers(["mlflow"])
 
 
 def test_a_regression_is_not_shown_as_a_classification() -> None:
     assert figures(ModelEvaluated(3, "test", 0.75, None, metric="R² (mean)")) == {"R² _mean_/test": (3, 0.75)}
-
-
-def test_tensorboard_gets_a_scalar_a_figure(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboardX")
-    with Observed(lambda _: None, load_observers(["tensorboard"]), tmp_path, SETTINGS) as seen:
-        seen.show(round_event(1))
-        seen.show(ModelEvaluated(1, "test", 0.75, None))
-    (file,) = (tmp_path / "tensorboard").iterdir()
-    told = [text in file.read_bytes() for text in (b"accuracy/test", b"total_latency_s", b"loss/test")]
-    assert told == [True, True, False]
-
-
-def test_mlflow_gets_parameters_metrics_and_the_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow's databases need more packages
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
-    with Observed(lambda _: None, load_observers(["mlflow"]), tmp_path, SETTINGS) as seen:
-        seen.show(round_event(1))
-        seen.show(round_event(2))
-    client = mlflow.MlflowClient()
-    (found,) = client.search_runs([client.get_experiment_by_name("pausefl").experiment_id])
-    assert found.data.params == {"experiment.rounds": "3"}
-    history = client.get_metric_history(found.info.run_id, "total_latency_s")
-    assert [(metric.step, metric.value) for metric in history] == [(1, 0.25), (2, 0.5)]
-    assert found.info.status == "FAILED"  # no event of the run's end was sent
-
-
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_trackers_get_settings_and_figures_offline(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for key, value in {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "TRACKIO_DIR": str(tmp_path)}.items():
-        monkeypatch.setenv(key, value)
-    pytest.importorskip(name)  # trackio reads its variable only at import
-    shown: list[ProgressEvent] = []
-    with Observed(shown.append, load_observers([name]), tmp_path, SETTINGS) as seen:
-        seen.show(round_event(1))
-        seen.show(ModelEvaluated(1, "test", 0.75, None))
-    assert not [event for event in shown if isinstance(event, Notice)], "an observer that failed is told of"
-    kept = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
-    for text in ("accuracy/test", "total_latency_s", "experiment", tmp_path.name):
-        assert text.encode() in kept
 
 
 @pytest.mark.slow

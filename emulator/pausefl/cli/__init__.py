@@ -20,7 +20,6 @@ from pausefl_process.ending import signals_to, sigterm_as_interrupt
 from pausefl_process.files import check_places
 
 _COMMANDS = {
-    "allocation": ("allocation",),
     "experiments": ("run", "compare", "sweep"),
     "new": ("new",),
     "processes": ("server", "client", "evaluator"),
@@ -29,6 +28,7 @@ _COMMANDS = {
 }
 """The subcommands, by the module of this package that has their functions."""
 _OF_PLUGINS = {
+    "allocation": ("pausefl_allocation", "allocation"),
     "audit": ("pausefl_audit", "audit"),
     "bench": ("pausefl_bench", "bench"),
     "fit-latency": ("pausefl_offline", "latency"),

@@ -13,10 +13,10 @@ from pausefl_proto.errors import ConfigError
 OBSERVERS = Registry(
     "observers",
     {
-        "mlflow": "pausefl.runtime.observers.mlflow:MLflow",
-        "tensorboard": "pausefl.runtime.observers.tensorboard:TensorBoard",
-        "trackio": "pausefl.runtime.observers.wandb:Trackio",
-        "wandb": "pausefl.runtime.observers.wandb:WandB",
+        "mlflow": "pausefl_trackers.mlflow:MLflow",
+        "tensorboard": "pausefl_trackers.tensorboard:TensorBoard",
+        "trackio": "pausefl_trackers.wandb:Trackio",
+        "wandb": "pausefl_trackers.wandb:WandB",
     },
 )
 """Classes and functions without arguments that make observers. Each built-in one needs the extra of its name."""
