@@ -13,8 +13,8 @@ from pausefl_process.plugins import OWN_CODE_ERRORS, for_future
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler
 
-# More than can wait at a time. The limit keeps a server that sends ever more jobs from filling the memory.
-_MOST_WITHDRAWABLE = 64
+# More than can be unanswered at a time: the session's queue holds four, and work of a broken stream may still go on.
+_MOST_WITHDRAWABLE = 8
 
 Expecting = Callable[[str, int, str], AbstractContextManager[None]]
 """(client id, round, digest of the round's model) -> a context that lasts while the client waits for or does the job.
@@ -48,7 +48,7 @@ class Work:
 
 
 class Withdrawals:
-    """The unanswered jobs of this client, over all its streams. Each of them can be withdrawn."""
+    """The last jobs of this client, over all its streams. For an answered one, a withdrawal has no effect."""
 
     def __init__(self) -> None:
         self._of_job: dict[tuple[int, int], Withdrawal] = {}
@@ -56,25 +56,21 @@ class Withdrawals:
     def begin(self, job: pb.Job) -> Withdrawal:
         """Register a job and return its withdrawal. A job that is sent again after it was withdrawn gets a new one."""
         key = job.round, job.attempt
-        if len(self._of_job) >= _MOST_WITHDRAWABLE:
-            self._of_job.pop(next(iter(self._of_job)))  # the oldest, never answered because its stream broke
         if key not in self._of_job or self._of_job[key].is_set():
             self._of_job[key] = Withdrawal()
+            if len(self._of_job) > _MOST_WITHDRAWABLE:
+                del self._of_job[next(iter(self._of_job))]  # the oldest
         return self._of_job[key]
 
     def withdraw(self, message: pb.Withdraw) -> None:
-        """Withdraw a job. Nothing happens if it is unknown or already answered."""
+        """Withdraw a job. Nothing happens if it is unknown."""
         if (withdrawal := self._of_job.get((message.round, message.attempt))) is not None:
             withdrawal.set()
 
     def withdraw_all(self) -> None:
-        """Withdraw every unanswered job. Called when the client ends, so that it need not wait for its work."""
+        """Withdraw every job. Called when the client ends, so that it need not wait for its work."""
         for withdrawal in self._of_job.values():
             withdrawal.set()
-
-    def answered(self, job: pb.Job) -> None:
-        """Forget an answered job, which can no longer be withdrawn."""
-        self._of_job.pop((job.round, job.attempt), None)
 
 
 @dataclass(frozen=True, slots=True)

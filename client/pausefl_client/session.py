@@ -219,7 +219,6 @@ class ClientSession:
             if (asked := download.job.schedule) != (agreed := self._settings.schedule):
                 reason = f"the job is under {asked!r}, this client agreed to {agreed!r}"
                 await self._refuse(stream, download.job, pb.STATUS_BUDGET_MISMATCH, reason)
-                self._withdrawals.answered(download.job)
                 continue
             try:
                 me, job = self._settings.client_id, download.job
@@ -238,7 +237,6 @@ class ClientSession:
                 reason = self._in_public(error, download.job.round)
                 own_status = "not_finite" if isinstance(error, NotFiniteError) else ""
                 await self._refuse(stream, download.job, pb.STATUS_FAILED, reason, own_status)
-            self._withdrawals.answered(download.job)
 
     async def _answer(self, stream: MessageStream, download: Download) -> None:
         """Answer one job: hold the model back, do the work, hold the update back, and send it."""

@@ -235,7 +235,6 @@ class ClientActor(Actor[_Message]):
         is_wanted = exchange.job.key == self._last_job and exchange.job.key not in self._withdrawn
         if is_wanted and exchange.times_asked < _MOST_TIMES_ASKED and self.offer(exchange):
             exchange.times_asked += 1
-            self._exchange = exchange
             return
         self._end(exchange.job.key)
         await self._reject(str(damage), exchange.job.key, release_of(result) if result else Release())
