@@ -135,10 +135,30 @@ def test_what_keeps_an_evaluator_from_serving(override: str, message: str, monke
         serve(parse_experiment(LEARNING))
 
 
+MOVING = """
+from torch import nn
+
+class Moving(nn.Linear):
+    mean = 0.0
+
+    def __init__(self, shape, classes):
+        super().__init__(64, classes)
+
+    def forward(self, x):
+        if self.training:
+            self.mean = x.detach().mean() + 0.1
+        return super().forward(x.flatten(1) - self.mean)
+"""
+
+
 @pytest.mark.end_to_end
-async def test_the_servers_own_evaluator_is_started_again() -> None:
-    plan = evaluator_plan(parse_experiment(LEARNING, ["evaluation.answer_timeout_s=20.0"]))
-    async with asyncio.timeout(60), find_evaluator(plan, print) as evaluator:
+async def test_the_servers_own_evaluator_is_started_again(own_module: Callable[[str, str], Path]) -> None:
+    own_module("moving", MOVING)
+    said: list[str] = []  # by each process
+    plan = evaluator_plan(
+        parse_experiment(LEARNING, {"evaluation.answer_timeout_s": 20.0, "workload.model": "moving:Moving"})
+    )
+    async with asyncio.timeout(60), find_evaluator(plan, said.append) as evaluator:
         theta_0 = (await evaluator.initial()).theta_0
         before = await evaluator.evaluate(theta_0, subset=True, patient=False)
         (process,) = multiprocessing.active_children()
@@ -146,6 +166,9 @@ async def test_the_servers_own_evaluator_is_started_again() -> None:
         process.join()
         assert await evaluator.evaluate(theta_0, subset=True, patient=False) == before
     assert not multiprocessing.active_children()
+    assert [text.partition("training changes ")[2] for text in said] == [
+        "attributes, or buffers with persistent=False, that do not travel"
+    ] * 2
 
 
 @asynccontextmanager

@@ -171,8 +171,8 @@ class ConstantBuffers:
             if value.is_floating_point() and not (now is not None and torch.equal(now, value)):
                 raise ConfigError(
                     f"workload.model: the buffer {name} ({_form(value)}) changes while the model trains; only"
-                    " parameters and running statistics of batch normalisation may, or a buffer that is registered with"
-                    " persistent=False"
+                    " parameters and running statistics of batch normalisation may, or a buffer that evaluations do not"
+                    " need, registered with persistent=False"
                 )
             module._buffers[key] = tensor.copy_(value)
             self._writes[name] = tensor._version

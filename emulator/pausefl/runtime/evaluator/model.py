@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.module import register_module_forward_hook
@@ -89,10 +90,11 @@ class Evaluator:
         loss = loss if math.isfinite(loss) else math.inf
         return Evaluation(split, subset, len(examples), accuracy, loss, self._metric)
 
-    def rehearse(self, settings: TrainingSettings, method: TrainingMethod | None = None) -> None:
+    def rehearse(self, settings: TrainingSettings, method: TrainingMethod | None = None) -> str:
         """Train θ_0 one step as a client would, and evaluate it, on a few held-out examples. The result is discarded.
 
         Raises any error of the model, the task, the method or the optimizer. ConfigError if what they return is wrong.
+        Returns a sentence if evaluations will lack something that clients train, else an empty text.
         """
         held_out = self._splits["validation"]
         sample = held_out.take(np.arange(min(len(held_out), settings.batch_size, _REHEARSED_EXAMPLES)))
@@ -112,7 +114,6 @@ class Evaluator:
         outcome = trainer.train(trainer.manifest.with_no_control(self.initial.theta_0), round=1)
         self._check_trained(trainer, outcome.update)
         trained = trainer.vector.values()
-        trainer.restore(trainer.state())
         too_great = f"workload.learning_rate = {settings.learning_rate:g} may be too great"
         self._check_finite(trained, f"after one training step; {too_great}")
         self._fill(trained)
@@ -120,6 +121,23 @@ class Evaluator:
         if not math.isfinite(loss):
             raise ConfigError(f"{self._model_key}: its loss after one training step is not finite; {too_great}")
         self._check_score(score, "after one training step")
+        doubt = self._doubt(trainer.model, sample)
+        trainer.restore(trainer.state())
+        return doubt
+
+    def _doubt(self, trained: nn.Module, sample: Examples) -> str:
+        """A sentence if a client's trained model has another loss than its values in the evaluator's model, if any."""
+        losses, own = [], self._model
+        for self._model in (trained, own):
+            self._model.eval()
+            with self._random_layers.seeded(0):
+                losses.append(self._rate(sample)[1])
+        if self._local or math.isclose(*losses, rel_tol=1e-6):  # local statistics are estimated
+            return ""
+        return (
+            f"{self._model_key}: after one training step its loss is {losses[0]:.6g} at a client, and {losses[1]:.6g}"
+            " where it is evaluated: training changes attributes, or buffers with persistent=False, that do not travel"
+        )
 
     def _check_trained(self, trainer: TorchTrainer, update: Vector) -> None:
         """ConfigError if a training step exchanged parameters, changed a constant, or gave no parameter a gradient."""
@@ -258,7 +276,7 @@ class Evaluator:
         return float(score / n), float(loss / n)
 
 
-def _differing(model: torch.nn.Module, other: torch.nn.Module) -> str:
+def _differing(model: nn.Module, other: nn.Module) -> str:
     """The name of the first tensor of a model's file that differs from the other model's; empty if none does."""
     ours, theirs = model.state_dict(), other.state_dict()
     return next((n for n in ours if n not in theirs or bytes_of(ours[n]) != bytes_of(theirs[n])), "")

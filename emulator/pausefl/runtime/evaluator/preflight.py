@@ -43,7 +43,7 @@ def try_out(experiment: Experiment, say: Callable[[str], None]) -> list[str]:
     plan = evaluator_plan(experiment)
     with told_in_one_line(workload, "making the data"):
         data = _deal_out(experiment)
-    evaluator = rehearsed_evaluator(plan, when="")
+    evaluator = rehearsed_evaluator(plan, say, when="")
     evaluator.check_repeats(data.validation)
     return [_what_travels(evaluator.initial, experiment.server.dead_after_s), *noise]
 

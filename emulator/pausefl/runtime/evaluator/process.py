@@ -21,7 +21,7 @@ from pausefl.runtime.forks import spawned
 from pausefl.runtime.processes.lifetime import die_with_parent, ignore_interrupts, start
 from pausefl.runtime.processes.waits import run_telling_waits
 from pausefl_process.ending import DRAIN_S, asking_to_end, end_within
-from pausefl_process.events import Failed, MetricsServed, ProgressEvent, Ready, Report
+from pausefl_process.events import Failed, MetricsServed, Notice, Ready, Report
 from pausefl_process.health import health_routes
 from pausefl_process.http_server import WebServer
 from pausefl_proto.addresses import is_loopback
@@ -117,7 +117,8 @@ class OwnEvaluator:
                 start(process)
                 self._process = process  # only now: a process that a signal kept from starting cannot be ended
             try:
-                event: ProgressEvent = await asyncio.to_thread(ours.recv)
+                while isinstance(event := await asyncio.to_thread(ours.recv), Notice):
+                    self._say(event.message)
             except EOFError:
                 raise PauseflError("the evaluator's process ended unexpectedly, see server.log") from None
         if isinstance(event, Failed):
@@ -138,7 +139,7 @@ def _run_own(plan: EvaluatorPlan, events: "Connection[Any, Any]") -> None:
 
 async def _serve(plan: EvaluatorPlan, report: Report, ended_by: Sequence[signal.Signals] = ()) -> None:
     """Make the evaluator, and serve it and its metrics until one of the signals comes."""
-    evaluator = rehearsed_evaluator(plan.on_own_device())
+    evaluator = rehearsed_evaluator(plan.on_own_device(), lambda doubt: report(Notice(doubt)))
     os.nice(_NICENESS)  # only now: round 1 waits for the first model
     server, ended = EvaluatorServer(evaluator, plan), asyncio.Event()
 

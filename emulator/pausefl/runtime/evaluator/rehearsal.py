@@ -1,7 +1,7 @@
 """Makes an evaluator and tries it, so that errors of a user's model or data set appear before round 1, in one line."""
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pausefl.runtime.evaluator.model import Evaluator
 
 
-def rehearsed_evaluator(plan: EvaluatorPlan, when: str = " before round 1") -> "Evaluator":
-    """The evaluator of a plan, after one training step and one evaluation.
+def rehearsed_evaluator(plan: EvaluatorPlan, say: Callable[[str], None], when: str = " before round 1") -> "Evaluator":
+    """The evaluator of a plan, after one training step and one evaluation. `say` receives what these leave in doubt.
 
     PauseflError if its model or data cannot be made, trained or evaluated. `when` is the end of that error's text.
     """
@@ -30,7 +30,8 @@ def rehearsed_evaluator(plan: EvaluatorPlan, when: str = " before round 1") -> "
     with told_in_one_line(plan.workload, "making the model and its data"):
         evaluator = Evaluator(plan)
     with told_in_one_line(plan.workload, f"one training step and one evaluation{when}"):
-        evaluator.rehearse(plan.workload, method_of(plan.workload))
+        if doubt := evaluator.rehearse(plan.workload, method_of(plan.workload)):
+            say(doubt)
     return evaluator
 
 

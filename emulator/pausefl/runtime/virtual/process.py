@@ -1,6 +1,7 @@
 """The one process of a run on the virtual clock: its server, its clients and its evaluator on one event loop."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -81,7 +82,7 @@ async def _play(plan: RunPlan, run_dir: Path, report: Report, back_to: int | Non
         playing = group.create_task(play_clients())
         try:
             return await play(
-                plan.server, run_dir, hear, back_to, platform, lambda of, _: nullcontext(_LocalEvaluator(of))
+                plan.server, run_dir, hear, back_to, platform, lambda of, say: nullcontext(_LocalEvaluator(of, say))
             )
         finally:
             rounds.put_nowait(None)
@@ -92,8 +93,8 @@ async def _play(plan: RunPlan, run_dir: Path, report: Report, back_to: int | Non
 class _LocalEvaluator:
     """`ModelEvaluator` in this process, made at once; an evaluation takes no virtual time."""
 
-    def __init__(self, plan: EvaluatorPlan) -> None:
-        self._evaluator = rehearsed_evaluator(plan.on_own_device())
+    def __init__(self, plan: EvaluatorPlan, say: Callable[[str], None]) -> None:
+        self._evaluator = rehearsed_evaluator(plan.on_own_device(), say)
 
     async def initial(self) -> InitialModel:
         return self._evaluator.initial
