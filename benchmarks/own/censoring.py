@@ -14,7 +14,7 @@ from pausefl_proto.draws import generator
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.selection import Context, Selection
-from pausefl_server.selection.policies.ucb import Ucb
+from pausefl_server.selection.policies.baselines import Ucb
 
 _CLIENTS, _M, _TAU_MIN_S, _DRAWS = 20, 4, 0.05, 4_000
 

@@ -9,9 +9,9 @@ from pausefl.experiment.delay_laws import published_delay
 from pausefl.studies.simulation.engine import Setting, server_of, simulate
 from pausefl_proto.budget import Budget
 from pausefl_server.selection import Policy
+from pausefl_server.selection.policies.baselines import Random
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.sa_pause import SaPause
-from pausefl_server.selection.policies.uniform import Random
 
 ROUNDS = 300
 AFTER = (50, 100, 200, 300)

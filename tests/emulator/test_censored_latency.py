@@ -20,9 +20,8 @@ from pausefl_server.rounds.choosing import selectable_rows
 from pausefl_server.selection import Context
 from pausefl_server.selection.latency import Recent, mean_and_count, remember
 from pausefl_server.selection.observed import seen_by_policy
-from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.baselines import All, Ucb
 from pausefl_server.selection.policies.pause import Pause
-from pausefl_server.selection.policies.ucb import Ucb
 from pausefl_server.state import RunState, replay
 from rigs.log import observation, record
 from rigs.log import table_of as a_table_of

@@ -30,7 +30,7 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError, LedgerError, PauseflError
 from pausefl_proto.wire import digest
 from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
-from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.baselines import All
 from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.restore import StoredModels, restore
 from pausefl_server.storage.store import Store

@@ -44,7 +44,7 @@ from pausefl_proto.errors import ConfigError
 from pausefl_server.model.aggregation import RULES
 from pausefl_server.model.optimizers import SERVER_OPTIMIZERS
 from pausefl_server.selection import POLICIES
-from pausefl_server.selection.policies.uniform import Random
+from pausefl_server.selection.policies.baselines import Random
 from rigs.experiments import small
 
 

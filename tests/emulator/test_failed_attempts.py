@@ -27,8 +27,7 @@ from pausefl_server.records import Evaluation, LogEvent, Miss, Split
 from pausefl_server.rounds.deadline import LEAST_S, RETRY_FACTOR, UNSEEN_S
 from pausefl_server.rounds.messages import Refusal
 from pausefl_server.selection.observed import seen_by_policy
-from pausefl_server.selection.policies.everyone import All
-from pausefl_server.selection.policies.uniform import Random
+from pausefl_server.selection.policies.baselines import All, Random
 from pausefl_server.selection.terms import generalisation
 from pausefl_server.storage.store import Store
 from rigs.coordinator import CoordinatorRig, FakePeer, MakeRig, update_of

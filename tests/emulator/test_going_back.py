@@ -20,7 +20,7 @@ from pausefl_proto.errors import ConfigError, EvaluatorLost, PauseflError
 from pausefl_proto.wire import Manifest, TensorSpec, Vector, digest
 from pausefl_server.model.optimizers import Optimizer, ServerOptimizer
 from pausefl_server.records import Evaluation, LogEvent, Miss
-from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.baselines import All
 from pausefl_server.service import RunResult
 from pausefl_server.storage import checkpoint as checkpoints
 from pausefl_server.storage.checkpoint import Checkpoint

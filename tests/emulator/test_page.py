@@ -25,7 +25,7 @@ from pausefl_server.monitoring.page import READERS_MAX, ROWS_MAX, LivePage, fram
 from pausefl_server.monitoring.snapshot import PARTS
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import Evaluation, LogEvent, RoundRecord, Timing
-from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.baselines import All
 from pausefl_server.settings import PrivacySettings, RunInfo
 from pausefl_server.state import RunState, replay
 from rigs import log

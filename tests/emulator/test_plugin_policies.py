@@ -19,11 +19,10 @@ from pausefl.studies.simulation.engine import is_compiled
 from pausefl.studies.simulation.outputs import run_simulation, setting_of
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.selection import Inspection, Policy, Selection, checked, policy_class
-from pausefl_server.selection.policies.fastest import Fastest
+from pausefl_server.selection.policies.baselines import Fastest, PowD
 from pausefl_server.selection.policies.genie import Genie
 from pausefl_server.selection.policies.oort import Oort
 from pausefl_server.selection.policies.pause import Pause
-from pausefl_server.selection.policies.pow_d import PowD
 from pausefl_server.selection.policies.sa_pause import SaPause
 from pausefl_server.selection.validation import checked_inspection
 from rigs.command import synthetic

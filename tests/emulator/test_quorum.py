@@ -26,7 +26,7 @@ from pausefl_server.rounds.late_updates import LateUpdates
 from pausefl_server.rounds.messages import Dispatch, Shutdown
 from pausefl_server.rounds.open_step import OpenStep
 from pausefl_server.selection.base import Selection
-from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.baselines import All
 from pausefl_server.settings import PrivacySettings
 from rigs.coordinator import BUDGET, EXAMPLES, CoordinatorRig, FakePeer, MakeRig, answer_of, averaged, update_of
 from rigs.log import table_of

@@ -33,7 +33,7 @@ ADDED = '''
 import abc
 from collections import Counter
 
-from pausefl_server.selection.policies.uniform import Random
+from pausefl_server.selection.policies.baselines import Random
 
 
 class Again(Random):

@@ -42,14 +42,13 @@ from pausefl_server.clients import ClientTable
 from pausefl_server.model.staleness import Asynchronous
 from pausefl_server.search import sweep
 from pausefl_server.selection import POLICIES, Context, Policy, PolicyRound, Selection, policy_class
+from pausefl_server.selection.policies.baselines import Random, Ucb
 from pausefl_server.selection.policies.fedat import FedAt
 from pausefl_server.selection.policies.genie import Genie
 from pausefl_server.selection.policies.oort import Oort
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.pisces import Pisces
 from pausefl_server.selection.policies.sa_pause import SaPause
-from pausefl_server.selection.policies.ucb import Ucb
-from pausefl_server.selection.policies.uniform import Random
 from pausefl_tune.plan import TuningPlan
 from rigs.experiments import small
 

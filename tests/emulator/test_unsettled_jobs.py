@@ -18,7 +18,7 @@ from pausefl_server.monitoring.progress import LINES, PER_S, LineLimit
 from pausefl_server.records import EventKind, LogEvent, Miss, Ping, unsettled
 from pausefl_server.rounds.messages import Lost, Refusal, RefusalKind, Shutdown, Update
 from pausefl_server.rounds.pending_events import PendingEvents
-from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.baselines import All
 from pausefl_server.state import RunState, replay
 from pausefl_server.storage.store import Store
 from rigs.clock import Clock

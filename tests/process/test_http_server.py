@@ -29,7 +29,7 @@ from pausefl_proto.endpoint import listen, make_server
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
 from pausefl_server.records import Evaluation
-from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.baselines import All
 from pausefl_server.settings import MetricsSettings
 from rigs.federation import Federation, answer_of, clients, federation, hello, raw_stream, take_a_job
 from rigs.waiting import wait_for

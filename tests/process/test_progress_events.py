@@ -180,7 +180,7 @@ def test_a_server_whose_output_is_not_read_ends_in_order(tmp_path: Path, unread:
 TALKATIVE = """
 import sys
 
-from pausefl_server.selection.policies.uniform import Random
+from pausefl_server.selection.policies.baselines import Random
 
 
 class Talkative(Random):

@@ -24,7 +24,7 @@ from pausefl_server.rounds.coordinator import Coordinator
 from pausefl_server.rounds.evaluation import EvaluateModel, EvaluatorActor
 from pausefl_server.rounds.messages import Dispatch, Lost, Register, Update
 from pausefl_server.selection.base import Policy
-from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.baselines import All
 from pausefl_server.settings import PrivacySettings
 from pausefl_server.state import RunState, StartingPoint, replay
 from pausefl_server.storage.checkpoint import Checkpoint

@@ -27,7 +27,7 @@ from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, SERVICE, Manif
 from pausefl_server.connections.endpoints import Endpoints
 from pausefl_server.records import RoundRecord
 from pausefl_server.selection.base import Policy
-from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.baselines import All
 from pausefl_server.service import Platform, RunOutputs, RunResult, serve
 from pausefl_server.settings import PrivacySettings, ServerSettings
 from pausefl_server.storage.store import Store

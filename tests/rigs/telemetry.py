@@ -12,7 +12,7 @@ from pausefl_proto.budget import Budget
 from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import Evaluation, LogEvent, Miss, MissKind, Observation, RoundRecord, Timing
-from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.baselines import All
 from pausefl_server.settings import MetricsSettings, PrivacySettings
 from pausefl_server.state import RunState, replay
 from rigs.log import record

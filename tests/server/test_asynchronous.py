@@ -30,8 +30,8 @@ from pausefl_server.records import LogEvent, Ping, RoundRecord
 from pausefl_server.rounds.messages import Refusal
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.observed import seen_by_policy
+from pausefl_server.selection.policies.baselines import Random
 from pausefl_server.selection.policies.fedat import FedAt
-from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.settings import PrivacySettings
 from rigs.coordinator import BUDGET, EXAMPLES, PRIVATE, SIZE, CoordinatorRig, FakePeer, MakeRig, update_of
 from rigs.log import observation, record, table_of

@@ -14,12 +14,10 @@ from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Miss, Observation
 from pausefl_server.selection import Policy
 from pausefl_server.selection.observed import PolicyObservation, PolicyRound
-from pausefl_server.selection.policies.clustered import Clustered
-from pausefl_server.selection.policies.fastest import Fastest
+from pausefl_server.selection.policies.baselines import Clustered, Fastest, PowD
 from pausefl_server.selection.policies.oort import Oort, scaled_utility
 from pausefl_server.selection.policies.pisces import Pisces, Seen, is_outlier
 from pausefl_server.selection.policies.pns import Pns, optimal_subset
-from pausefl_server.selection.policies.pow_d import PowD
 from pausefl_server.selection.policies.tifl import Tifl, quantile_tiers
 from pausefl_server.selection.terms import losses
 from rigs.policies import IDS, M, Play, context_of, true_mean_s

@@ -24,9 +24,8 @@ from pausefl_server.records import Ping, Timing
 from pausefl_server.rounds.deadline import RETRY_FACTOR, UNSEEN_S
 from pausefl_server.rounds.messages import Lost, Refusal, Shutdown
 from pausefl_server.selection.base import Context, Inspection, Policy, Selection
-from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.baselines import All, Random
 from pausefl_server.selection.policies.pause import Pause
-from pausefl_server.selection.policies.uniform import Random
 from rigs.command import query
 from rigs.coordinator import BUDGET, SIZE, CoordinatorRig, MakeRig, averaged, latency_of, update_of
 

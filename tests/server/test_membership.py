@@ -14,8 +14,7 @@ from pausefl_proto.errors import PauseflError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Manifest, TensorSpec, digest
 from pausefl_server.rounds.messages import Refusal
-from pausefl_server.selection.policies.everyone import All
-from pausefl_server.selection.policies.uniform import Random
+from pausefl_server.selection.policies.baselines import All, Random
 from rigs.coordinator import BUDGET, SIZE, FakePeer, MakeRig, averaged
 
 # -- admission

@@ -26,7 +26,7 @@ from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.monitoring.snapshot import SECONDS
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import LogEvent, RoundRecord
-from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.baselines import All
 from pausefl_server.settings import MetricsSettings, RunInfo
 from pausefl_server.state import RunState, replay
 from rigs.places import ROOT

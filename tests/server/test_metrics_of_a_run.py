@@ -17,7 +17,7 @@ from pausefl_proto.errors import PauseflError
 from pausefl_server.monitoring.snapshot import Curve
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import Evaluation, LogEvent, Miss, RoundRecord
-from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.baselines import All
 from pausefl_server.service import RunResult, count_held, left_over
 from pausefl_server.settings import MetricsSettings, PrivacySettings
 from pausefl_server.state import RunState, replay

@@ -17,11 +17,11 @@ from pausefl_server.records import LogEvent, Observation
 from pausefl_server.search.annealing import Cooling
 from pausefl_server.selection import Context, Oracle
 from pausefl_server.selection.latency import mean_and_count
+from pausefl_server.selection.policies.baselines import Ucb
 from pausefl_server.selection.policies.brute import PauseBrute
 from pausefl_server.selection.policies.genie import Genie
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.sa_pause import SaPause
-from pausefl_server.selection.policies.ucb import Ucb
 from rigs.log import table_of
 from rigs.policies import IDS, M, Play, context_of, hash_of, true_mean_s
 

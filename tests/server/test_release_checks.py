@@ -24,7 +24,7 @@ from pausefl_server.release_checks import check_ledger, check_release, is_plausi
 from pausefl_server.rounds.budget_exhaustion import budgets_end, rounds_left, too_few_left
 from pausefl_server.rounds.choosing import free_places
 from pausefl_server.rounds.messages import Lost, Register
-from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.baselines import All
 from pausefl_server.settings import PrivacySettings
 from pausefl_server.state import RunState
 from rigs.coordinator import BUDGET, CoordinatorRig, MakeRig

@@ -37,7 +37,7 @@ from pausefl_server.rounds.evaluation import waiting_models_max
 from pausefl_server.rounds.messages import Dispatch, Refusal, Update
 from pausefl_server.rounds.open_step import OpenStep
 from pausefl_server.selection.base import Selection
-from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.baselines import All
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.settings import MetricsSettings
 from rigs.client_actor import ClientActorRig, upload, vector

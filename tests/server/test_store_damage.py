@@ -19,8 +19,7 @@ from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import digest
 from pausefl_server.records import Evaluation, LogEvent
 from pausefl_server.selection.base import Policy
-from pausefl_server.selection.policies.everyone import All
-from pausefl_server.selection.policies.uniform import Random
+from pausefl_server.selection.policies.baselines import All, Random
 from pausefl_server.service import RunResult
 from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.store import Store

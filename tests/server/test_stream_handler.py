@@ -22,7 +22,7 @@ from pausefl_server.connections.transport import GrpcStreamToClient
 from pausefl_server.records import Ping
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.messages import Lost, Register
-from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.baselines import All
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.clock import Clock
 from rigs.coordinator import MakeRig

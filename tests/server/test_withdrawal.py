@@ -19,7 +19,7 @@ from pausefl_proto.budget import Release
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector, digest, pack_job
 from pausefl_server.rounds.messages import Dispatch, Refusal
-from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.baselines import All
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.coordinator import MakeRig
 from rigs.federation import BIG, PRIVATE, SIZE, clients, federation, log_of

@@ -26,7 +26,7 @@ from pausefl_server.actor import Actor, ActorStopped
 from pausefl_server.records import Evaluation
 from pausefl_server.rounds.coordinator import Coordinator
 from pausefl_server.rounds.messages import Lost, Register, Shutdown
-from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.baselines import All
 from rigs.federation import (
     BIG,
     PRIVATE,

@@ -23,7 +23,7 @@ from pausefl_process.ending import DRAIN_S, INTERRUPTED, signals_to
 from pausefl_proto.wire import Vector
 from pausefl_server import service
 from pausefl_server.records import Evaluation
-from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.baselines import All
 from rigs.command import Background, command_line, rounds_in, synthetic
 from rigs.federation import clients, federation
 from rigs.waiting import wait_for

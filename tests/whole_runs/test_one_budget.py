@@ -33,7 +33,7 @@ from pausefl_client.training.trainer import Trainer
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord
-from pausefl_server.selection.policies.uniform import Random
+from pausefl_server.selection.policies.baselines import Random
 from pausefl_server.state import RunState, replay
 from pausefl_server.storage.store import Store
 from rigs.command import played, summary_of, synthetic

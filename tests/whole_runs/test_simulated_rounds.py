@@ -27,7 +27,7 @@ from pausefl.studies.simulation.engine import Setting, is_compiled, server_of, s
 from pausefl.studies.simulation.outputs import in_words, run_simulation, setting_of
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import PauseflError
-from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.baselines import All
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_tune import measure as measure_module
 from pausefl_tune import tune_experiment

@@ -14,7 +14,7 @@ from pausefl.outcomes import FAILED
 from pausefl_process.ending import INTERRUPTED
 from pausefl_process.events import Notice
 from pausefl_server.rounds.messages import Refusal, RefusalKind
-from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.baselines import All
 from rigs.command import Background, query, rounds_in, run, summary_of, synthetic
 from rigs.coordinator import MakeRig
 from rigs.places import ROOT

@@ -16,8 +16,8 @@ from pausefl.results.reading import EPSILON_LABELS, latency_unit
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.newcomers import NewcomerPolicy
+from pausefl_server.selection.policies.baselines import Ucb
 from pausefl_server.selection.policies.pause import Pause
-from pausefl_server.selection.policies.ucb import Ucb
 
 By = Literal["simulate", "run"]
 """How a trial of `tune` is played: as a simulation or as a run."""

@@ -21,7 +21,7 @@ from pausefl.studies.playing import OneByOne
 from pausefl.studies.simulation.curves import SimulationResult
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.errors import ConfigError
-from pausefl_server.selection.policies.uniform import Random
+from pausefl_server.selection.policies.baselines import Random
 from pausefl_tune import measure as measure_module
 from pausefl_tune import tune_experiment
 from pausefl_tune.front import compared, relative_difference

@@ -6,11 +6,9 @@ Code that several policies share belongs here, as pure functions of the context.
 from pausefl_process.registry import Registry
 from pausefl_server.selection.base import Context, Inspection, Oracle, Policy, Selection
 from pausefl_server.selection.observed import PolicyObservation, PolicyRound
+from pausefl_server.selection.policies.baselines import All, Clustered, Fastest, PowD, Random, Ucb
 from pausefl_server.selection.policies.brute import PauseBrute
 from pausefl_server.selection.policies.chr import Chr
-from pausefl_server.selection.policies.clustered import Clustered
-from pausefl_server.selection.policies.everyone import All
-from pausefl_server.selection.policies.fastest import Fastest
 from pausefl_server.selection.policies.fed_ts import DriftUcb, FedTs
 from pausefl_server.selection.policies.fedat import FedAt
 from pausefl_server.selection.policies.genie import Genie
@@ -18,11 +16,8 @@ from pausefl_server.selection.policies.oort import Oort
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.pisces import Pisces
 from pausefl_server.selection.policies.pns import Pns
-from pausefl_server.selection.policies.pow_d import PowD
 from pausefl_server.selection.policies.sa_pause import SaPause
 from pausefl_server.selection.policies.tifl import Tifl
-from pausefl_server.selection.policies.ucb import Ucb
-from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.selection.validation import checked
 
 __all__ = [

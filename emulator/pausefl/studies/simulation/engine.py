@@ -32,14 +32,10 @@ from pausefl_server.rounds.budget_exhaustion import too_few_left, used_up
 from pausefl_server.rounds.choosing import choose, context_of
 from pausefl_server.rounds.deadline import LEAST_S, answers_needed, round_timeout_s
 from pausefl_server.selection import Oracle, Policy, Selection
-from pausefl_server.selection.policies.clustered import Clustered
-from pausefl_server.selection.policies.everyone import All
-from pausefl_server.selection.policies.fastest import Fastest
+from pausefl_server.selection.policies.baselines import All, Clustered, Fastest, Random, Ucb
 from pausefl_server.selection.policies.genie import Genie
 from pausefl_server.selection.policies.pause import Choice, Pause
 from pausefl_server.selection.policies.sa_pause import SaPause
-from pausefl_server.selection.policies.ucb import Ucb
-from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.settings import PrivacySettings, ServerSettings
 from pausefl_server.state import RunState
 
