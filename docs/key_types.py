@@ -7,7 +7,7 @@ from typing import Any, get_origin
 
 from pydantic import TypeAdapter
 
-from pausefl.experiment.delay_laws import Delay
+from pausefl.experiment.delay_laws.base import Delay
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.validation import fields_of, table_in
 

@@ -15,7 +15,7 @@ PAGES = ("*.md", "docs/**/*.md", "deploy/*.md", "examples/*.md", "benchmarks/*.m
 ASSETS = ("docs/site.css", "docs/iframe-worker.js")
 MODULES = (
     "pausefl",
-    "pausefl.experiment.delay_laws",
+    "pausefl.experiment.delay_laws.base",
     "pausefl_server.selection",
     "pausefl_server.clients",
     "pausefl_client.data.datasets",

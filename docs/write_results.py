@@ -17,10 +17,10 @@ from pausefl.experiment.server_records import selected_policy
 from pausefl.results.report.style import rendered
 from pausefl.results.statistics import FEWEST_SEEDS, quartiles
 from pausefl.results.summary import policy_parameters
-from pausefl.studies.redrawing import REPRODUCTION
 from pausefl_reproduce.figure import StoredSummary, draw_reproduction
 from pausefl_reproduce.published import find_reproduction, reproductions
 from pausefl_reproduce.request import in_full
+from pausefl_reproduce.summary import REPRODUCTION
 
 _DOCS = Path(__file__).parent
 _KEPT = Path("results/reproduce")

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pausefl.experiment.delay_laws import Constant, Delay, LogNormal, Pareto
+from pausefl.experiment.delay_laws.base import Delay
+from pausefl.experiment.delay_laws.laws import Constant, LogNormal, Pareto
 from pausefl.studies.simulation.engine import Setting, server_of, simulate
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator

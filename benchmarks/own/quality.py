@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from pausefl.experiment.delay_laws import published_delay
+from pausefl.experiment.delay_laws.combined import published_delay
 from pausefl.studies.simulation.engine import Setting, server_of, simulate
 from pausefl_proto.budget import Budget
 from pausefl_server.selection import Policy

@@ -17,11 +17,10 @@ from pausefl_process.version import __version__ as __version__
 from pausefl_proto.errors import ConfigError, PauseflError
 
 if TYPE_CHECKING:
-    from pausefl.experiment.delay_laws import SampledDelay
+    from pausefl.experiment.delay_laws.base import SampledDelay
     from pausefl.experiment.experiment import Experiment
     from pausefl.experiment.population.behaviours import Behaviour
     from pausefl.library import (
-        Reproduction,
         Simulation,
         compare,
         load,
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from pausefl_offline.latency_fit import LatencyFit
     from pausefl_offline.library import fit_latency, replay
     from pausefl_offline.replay_outputs import Replay
-    from pausefl_reproduce.library import reproduce
+    from pausefl_reproduce.library import Reproduction, reproduce
     from pausefl_tune import tune
     from pausefl_tune.tuning import Tuning
 
@@ -83,8 +82,9 @@ _HOMES = {
     "LatencyFit": "pausefl_offline.latency_fit",
     "Observer": "pausefl.runtime.observers.base",
     "Replay": "pausefl_offline.replay_outputs",
+    "Reproduction": "pausefl_reproduce.library",
     "Run": "pausefl.results.run",
-    "SampledDelay": "pausefl.experiment.delay_laws",
+    "SampledDelay": "pausefl.experiment.delay_laws.base",
     "Sweep": "pausefl.studies.sweep",
     "Tuning": "pausefl_tune.tuning",
     "audit": "pausefl_audit.audit",

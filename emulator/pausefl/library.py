@@ -19,7 +19,7 @@ from pausefl.experiment.toml_source import Overrides, bare_or_quoted, override_v
 from pausefl.extras import needs
 from pausefl.outcomes import with_resume_command
 from pausefl.results.run import Run
-from pausefl.results.tables import data_frame, flat
+from pausefl.results.tables import data_frame
 from pausefl.runtime.observers.base import Observer
 from pausefl_process.files import check_places
 from pausefl_proto.errors import ConfigError, PauseflError
@@ -49,24 +49,6 @@ class Simulation:
 
     def __repr__(self) -> str:
         return f"<Simulation of {self.summary['rounds']} rounds: {self.folder}>"
-
-
-@dataclass(frozen=True)
-class Reproduction:
-    """The result of playing a published figure again."""
-
-    folder: Path
-    """The folder of its runs and its figure."""
-    summary: Mapping[str, Any]
-    """The content of reproduction.json."""
-
-    def to_frame(self) -> "pd.DataFrame":
-        """A row per series, with the mean and the interval of each figure."""
-        rows = [{"series": name, **flat(found)} for name, found in self.summary["series"].items()]
-        return data_frame(rows)
-
-    def __repr__(self) -> str:
-        return f"<Reproduction of {', '.join(self.summary['series'])}: {self.folder}>"
 
 
 @needs("server", "client", "report")
@@ -159,8 +141,7 @@ def open(folder: str | Path) -> "Run | Any":  # noqa: A001 - read as pausefl.ope
         return Run(path)
     from pausefl.studies.redrawing import opened_campaign
 
-    found = opened_campaign(path)
-    return Reproduction(path, found) if isinstance(found, Mapping) else found
+    return opened_campaign(path)
 
 
 @needs("report")

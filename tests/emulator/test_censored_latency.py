@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.own.censoring import IgnoresMisses, bias, families
-from pausefl.experiment.delay_laws import Constant
+from pausefl.experiment.delay_laws.laws import Constant
 from pausefl.studies.simulation.engine import Setting, server_of, simulate, simulate_fast
 from pausefl_process.events import Notice, ProgressEvent
 from pausefl_proto.budget import Budget

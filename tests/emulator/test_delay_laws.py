@@ -14,30 +14,20 @@ import scipy.stats as st
 from hypothesis import given
 from hypothesis import strategies as some
 
-from pausefl.experiment.delay_laws import (
+from pausefl.experiment.delay_laws.base import Delay, SampledDelay, known_means
+from pausefl.experiment.delay_laws.changing import DayCycle, DelayDrift, MarkovDelay, Outage, Schedule
+from pausefl.experiment.delay_laws.combined import Floor, Mixture, Scale, Sum, published_delay
+from pausefl.experiment.delay_laws.laws import (
     Constant,
-    DayCycle,
-    Delay,
-    DelayDrift,
     Empirical,
     Exponential,
-    Floor,
     Gamma,
     LogNormal,
-    MarkovDelay,
-    Mixture,
     NoDelay,
     Normal,
-    Outage,
     Pareto,
     Recorded,
-    SampledDelay,
-    Scale,
-    Schedule,
-    Sum,
     Weibull,
-    known_means,
-    published_delay,
 )
 from pausefl.experiment.delays.laws import DELAYS
 from pausefl.experiment.experiment import parse_experiment

@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pausefl.experiment.delay_laws import Constant, Exponential, Gamma, MarkovDelay, Sum, published_delay
+from pausefl.experiment.delay_laws.changing import MarkovDelay
+from pausefl.experiment.delay_laws.combined import Sum, published_delay
+from pausefl.experiment.delay_laws.laws import Constant, Exponential, Gamma
 from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.experiment.links import processes_of
 from pausefl.experiment.server_records import check_policies

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 import pausefl
-from pausefl.experiment.delay_laws import Constant, Exponential, NoDelay, published_delay
+from pausefl.experiment.delay_laws.combined import published_delay
+from pausefl.experiment.delay_laws.laws import Constant, Exponential, NoDelay
 from pausefl.experiment.experiment import load_experiment, parse_experiment
 from pausefl.experiment.population.availability import Presence
 from pausefl.experiment.server_records import check_policies, selected_policy

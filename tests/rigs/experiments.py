@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pausefl.experiment.delay_laws import Delay
+from pausefl.experiment.delay_laws.base import Delay
 from pausefl.experiment.experiment import Experiment, load_experiment
 from pausefl.experiment.links import LinkPlan, plan_links
 from pausefl.runtime.run import run_experiment

@@ -15,7 +15,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import pausefl
-from pausefl.experiment.delay_laws import Constant, Schedule, published_delay
+from pausefl.experiment.delay_laws.changing import Schedule
+from pausefl.experiment.delay_laws.combined import published_delay
+from pausefl.experiment.delay_laws.laws import Constant
 from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.server_records import policy_of, selected_policy
 from pausefl.runtime.plan import plan_of

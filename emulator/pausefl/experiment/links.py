@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge
 from pydantic import Field
 
-from pausefl.experiment.delay_laws import Delay, NoDelay, Sum
+from pausefl.experiment.delay_laws.base import Delay
+from pausefl.experiment.delay_laws.combined import Sum
+from pausefl.experiment.delay_laws.laws import NoDelay
 from pausefl.experiment.delays.laws import EXCHANGE_DELAYS, LawReader, law_readers
 from pausefl.experiment.validation import TomlTable
 from pausefl_client.link import Mode

@@ -18,7 +18,9 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
-from pausefl.experiment.delay_laws import Delay, NoDelay, Scale
+from pausefl.experiment.delay_laws.base import Delay
+from pausefl.experiment.delay_laws.combined import Scale
+from pausefl.experiment.delay_laws.laws import NoDelay
 from pausefl.experiment.links import LatencyTable, LinkPlan
 from pausefl_proto.errors import ConfigError, PauseflError
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pausefl.experiment.delay_laws import sampled_delays
+from pausefl.experiment.delay_laws.base import sampled_delays
 from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.experiment.links import plan_links
 from pausefl.experiment.toml_source import preset_names

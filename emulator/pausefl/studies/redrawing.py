@@ -1,37 +1,33 @@
 """Writes again the reports of finished runs, comparisons and sweeps."""
 
-import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pausefl.results.report import report_runs
-from pausefl.results.report.comparison import Comparison, write_comparison
+from pausefl.results.report.comparison import write_comparison
 from pausefl.results.report.comparison.figure import all_runs
 from pausefl.results.report.style import KINDS
 from pausefl.studies.campaign import plan_of, resume_campaign_command
 from pausefl.studies.compare import OF_RUNS, comparison_in
-from pausefl.studies.sweep import Sweep, sweep_in
+from pausefl.studies.sweep import sweep_in
 from pausefl_proto.errors import ConfigError
 
-REPRODUCTION = "reproduction.json"
-"""The file that holds the results of a finished reproduction."""
 
-
-def opened_campaign(folder: Path) -> Comparison | Sweep | dict[str, Any]:
-    """The results of a finished campaign; for a reproduction, its summary. ConfigError for any other folder."""
+def opened_campaign(folder: Path) -> Any:
+    """The results of a finished campaign: a Comparison, Sweep or Reproduction. ConfigError for any other folder."""
     plan = plan_of(folder)
     if plan is not None and plan.command in ("compare", OF_RUNS):
         return comparison_in(plan, folder)
     if plan is not None and plan.command == "sweep":
         return sweep_in(plan, folder)
-    try:
-        found: dict[str, Any] = json.loads((folder / REPRODUCTION).read_text("utf-8"))
-    except (OSError, ValueError):
-        said = f"pausefl {plan.command}" if plan else "another command"
-        raise ConfigError(f"{folder}: holds no finished comparison, sweep or reproduction; begun by {said}") from None
-    return found
+    if (folder / "reproduction.json").exists():
+        from pausefl_reproduce.library import finished
+
+        return finished(folder)
+    said = f"pausefl {plan.command}" if plan else "another command"
+    raise ConfigError(f"{folder}: holds no finished comparison, sweep or reproduction; begun by {said}")
 
 
 def report_folder(folder: Path, *, csv: bool, formats: Sequence[str] = ()) -> list[Path]:

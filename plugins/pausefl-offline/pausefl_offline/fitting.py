@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pausefl.experiment.delay_laws import Delay
+from pausefl.experiment.delay_laws.base import Delay
 from pausefl.experiment.delays.files import ClientPlace
 from pausefl.experiment.delays.laws import LawReader
 from pausefl.experiment.measured.censoring import equal_values

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 import pausefl
 from pausefl.cli import main
-from pausefl.experiment.delay_laws import (
+from pausefl.experiment.delay_laws.base import Delay
+from pausefl.experiment.delay_laws.changing import MarkovDelay
+from pausefl.experiment.delay_laws.combined import Mixture
+from pausefl.experiment.delay_laws.laws import (
     Constant,
-    Delay,
     Empirical,
     Exponential,
     Gamma,
     LogNormal,
-    MarkovDelay,
-    Mixture,
     Normal,
     Pareto,
     Weibull,

@@ -1,16 +1,51 @@
 """`pausefl.reproduce`: plays a published figure again as the library's function."""
 
+import json
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pausefl.extras import needs
-from pausefl.library import Reproduction, check_list, count_of, path_of, player_of
+from pausefl.library import check_list, count_of, path_of, player_of
+from pausefl.results.tables import data_frame, flat
+from pausefl_process.files import reason
 from pausefl_proto.errors import ConfigError
 from pausefl_reproduce import playing
 from pausefl_reproduce.command import requested
+from pausefl_reproduce.summary import REPRODUCTION
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """The result of playing a published figure again."""
+
+    folder: Path
+    """The folder of its runs and its figure."""
+    summary: Mapping[str, Any]
+    """The content of reproduction.json."""
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row per series, with the mean and the interval of each figure."""
+        rows = [{"series": name, **flat(found)} for name, found in self.summary["series"].items()]
+        return data_frame(rows)
+
+    def __repr__(self) -> str:
+        return f"<Reproduction of {', '.join(self.summary['series'])}: {self.folder}>"
+
+
+def finished(folder: Path) -> Reproduction:
+    """The finished reproduction in a folder. ConfigError if its results cannot be read."""
+    file = folder / REPRODUCTION
+    try:
+        return Reproduction(folder, json.loads(file.read_text("utf-8")))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read ({reason(error)}); go on with --resume") from error
 
 
 @needs("server", "client", "report", "reproduce")

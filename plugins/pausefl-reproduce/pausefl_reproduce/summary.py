@@ -9,11 +9,13 @@ from pausefl.experiment.server_records import selected_policy
 from pausefl.results.reading import RunData
 from pausefl.results.report.style import write_picture
 from pausefl.results.summary import policy_parameters
-from pausefl.studies.redrawing import REPRODUCTION
 from pausefl_process.files import write_durably
 from pausefl_reproduce.figure import draw_reproduction
 from pausefl_reproduce.played import ClusterTerm, PlayedSeed, SeriesRuns, played_seed, summarise_series
 from pausefl_reproduce.request import Request, left_out
+
+REPRODUCTION = "reproduction.json"
+"""The file that holds the results of a finished reproduction."""
 
 
 def write_summary(request: Request, runs: SeriesRuns) -> dict[str, Any]:

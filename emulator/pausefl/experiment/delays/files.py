@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from pausefl.experiment.delay_laws import Empirical, Recorded
+from pausefl.experiment.delay_laws.laws import Empirical, Recorded
 from pausefl.experiment.measured.censoring import equal_values
 from pausefl.experiment.measured.reading import Probe, Reading, in_order
 

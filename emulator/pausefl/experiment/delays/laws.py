@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from pausefl.experiment import delay_laws as delays
-from pausefl.experiment.delay_laws import Delay, Floor, MarkovDelay, published_delay, sampled
+from pausefl.experiment.delay_laws import changing, combined, laws
+from pausefl.experiment.delay_laws.base import Delay, sampled
+from pausefl.experiment.delay_laws.changing import MarkovDelay
+from pausefl.experiment.delay_laws.combined import Floor, published_delay
 from pausefl.experiment.delays.files import ClientPlace, MeasuredDelays
 from pausefl.experiment.kinds import made, plain_value, read_kind
 from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
@@ -49,21 +51,21 @@ def markov(good: Delay, bad: Delay, to_bad: PositiveShare, to_good: PositiveShar
 DELAYS = Registry(
     "delays",
     {
-        "none": delays.NoDelay,
-        "constant": delays.Constant,
-        "normal": delays.Normal,
-        "lognormal": delays.LogNormal,
-        "exponential": delays.Exponential,
-        "gamma": delays.Gamma,
-        "weibull": delays.Weibull,
-        "pareto": delays.Pareto,
+        "none": laws.NoDelay,
+        "constant": laws.Constant,
+        "normal": laws.Normal,
+        "lognormal": laws.LogNormal,
+        "exponential": laws.Exponential,
+        "gamma": laws.Gamma,
+        "weibull": laws.Weibull,
+        "pareto": laws.Pareto,
         "empirical": MeasuredDelays,
-        "values": delays.Empirical,
-        "sum": delays.Sum,
-        "mixture": delays.Mixture,
+        "values": laws.Empirical,
+        "sum": combined.Sum,
+        "mixture": combined.Mixture,
         "floor": Floor,
-        "scale": delays.Scale,
-        **{law.kind: law for law in (delays.Schedule, delays.DelayDrift, delays.DayCycle, delays.Outage)},
+        "scale": combined.Scale,
+        **{law.kind: law for law in (changing.Schedule, changing.DelayDrift, changing.DayCycle, changing.Outage)},
         "markov": markov,
     },
 )

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from pausefl.experiment.delay_laws import Delay, NoDelay, sampled_delays
+from pausefl.experiment.delay_laws.base import Delay, sampled_delays
+from pausefl.experiment.delay_laws.laws import NoDelay
 from pausefl.experiment.links import BandwidthTable, LatencyTable, LinkPlan
 from pausefl_client.link import SPIN_S, Delays, Link, TokenBucket
 from pausefl_proto.draws import generator

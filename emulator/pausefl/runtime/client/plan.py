@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pausefl.experiment.client_records import budget_of, mechanism_of, schedule_of, with_statistics
-from pausefl.experiment.delay_laws import Delay, sampled_delays
+from pausefl.experiment.delay_laws.base import Delay, sampled_delays
 from pausefl.experiment.delays.laws import plan_training_times
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.groups import behaviours_of, presence_of

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from pausefl.experiment.delay_laws import known_means
+from pausefl.experiment.delay_laws.base import known_means
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.links import LinkPlan
 from pausefl.experiment.server_records import (

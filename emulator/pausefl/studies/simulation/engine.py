@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pausefl.experiment.delay_laws import Delay, known_means, sampled_delays
+from pausefl.experiment.delay_laws.base import Delay, known_means, sampled_delays
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.population.availability import Presence
 from pausefl.runtime.client.plan import client_plan

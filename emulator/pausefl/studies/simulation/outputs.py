@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pausefl.experiment.client_records import partitioner_of
-from pausefl.experiment.delay_laws import Constant, Delay, NoDelay
+from pausefl.experiment.delay_laws.base import Delay
+from pausefl.experiment.delay_laws.laws import Constant, NoDelay
 from pausefl.experiment.experiment import Experiment, with_values
 from pausefl.experiment.server_records import policy_of
 from pausefl.results.reading import EPSILON_LABELS, TIME_LABELS, time_axis
