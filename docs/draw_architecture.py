@@ -54,8 +54,9 @@ message after the other (`pausefl_server.actor`).
 6. `pausefl_client.privacy.release.Releaser` clips the update, adds noise, and charges the client's ledger by
    `pausefl_client.privacy.ledger.Ledger.record`, which is durable. Only then does the answer leave, after the delay
    of the way back. Until step 9 the ledger keeps its bytes: if the job comes again, the client sends the same ones.
-7. `ClientActor` checks the answer and tells the coordinator. Once enough clients have answered, or the others are
-   overdue, `pausefl_server.rounds.aggregation.aggregate` makes the next model from the updates.
+7. `ClientActor` checks the answer and tells the coordinator. `pausefl_server.rounds.open_step.OpenStep` decides which
+   clients miss the round. Once enough have answered, `pausefl_server.rounds.aggregation.aggregate` makes the next
+   model from the updates.
 8. `pausefl_server.rounds.coordinator.Coordinator._commit` has `pausefl_server.storage.store_actor.StoreActor` write
    model and round to the disk. Then the round counts.
 9. The next round's job tells its clients that the last round is committed. The other clients of the last round get an

@@ -20,6 +20,7 @@ from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
 from pausefl_server.model.optimizers import ServerOptimizer
 from pausefl_server.model.staleness import (
+    STALENESS_RULES,
     Asynchronous,
     ConstantStaleness,
     HingeStaleness,
@@ -129,6 +130,12 @@ def theta(play: Play) -> Vector:
 )
 def test_staleness_weights_are_those_of_the_papers(rule: StalenessRule, weights: list[float]) -> None:
     assert [rule.weight(tau) for tau in (0, 1, 9)] == pytest.approx(weights)
+
+
+@pytest.mark.parametrize("rule", STALENESS_RULES.built_in)
+def test_no_update_counts_more_for_an_older_model(rule: str) -> None:
+    weights = [STALENESS_RULES.get(rule)().weight(tau) for tau in range(51)]
+    assert weights[0] == 1 and weights == sorted(weights, reverse=True) and weights[-1] > 0
 
 
 def test_tiers_are_not_formed_while_no_client_is_there() -> None:

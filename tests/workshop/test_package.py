@@ -7,6 +7,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import tomllib
 import zipfile
 from contextlib import closing, suppress
 from dataclasses import make_dataclass
@@ -46,8 +47,14 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_errors_in_the_plug_ins_are_not_taken_for_those_of_a_users_own_code() -> None:
-    assert all(is_library(each.name.replace("-", "_"), "") for each in (ROOT / "plugins").iterdir())
+@pytest.mark.parametrize("plugin", [each.name for each in (ROOT / "plugins").iterdir()])
+def test_a_plug_in_is_published_and_measured_and_its_errors_are_not_taken_for_those_of_a_users_own_code(
+    plugin: str,
+) -> None:
+    package, project = plugin.replace("-", "_"), tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    assert is_library(package, "") and package in project["tool"]["coverage"]["run"]["source_pkgs"]
+    assert package in (ROOT / ".github/workflows/publish.yml").read_text("utf-8")
+    assert any(plugin in needed for needed in project["project"]["optional-dependencies"].values())
 
 
 def command(installed: Path, cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
