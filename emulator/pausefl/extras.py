@@ -29,7 +29,7 @@ PACKAGES = {
     "wandb": ("pausefl_trackers", "wandb"),
     "completion": ("shtab",),
     "notebook": ("cloudpickle",),
-    "slurm": ("submitit",),
+    "slurm": ("pausefl_allocation", "submitit"),
     "dask": ("distributed",),
 }
 """The packages of each extra of pyproject.toml, by import name."""

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -14,10 +13,9 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
@@ -27,7 +25,7 @@ from pausefl.outcomes import RunInterrupted
 from pausefl.runtime.run import run_experiment
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, SHARED_STEPS
 from pausefl.studies.campaign import CampaignInterrupted, Plan, Planned, begin, is_finished
-from pausefl.studies.executors import _LOST_AFTER_LOOKS, _SlurmExecutor, player_on, side_by_side
+from pausefl.studies.executors import player_on, side_by_side
 from pausefl.studies.job import Job, on_own_disk
 from pausefl.studies.playing import OneByOne, OnExecutor
 from pausefl.studies.sweep import _LONGEST_NAME, run_sweep
@@ -278,45 +276,6 @@ def test_a_run_whose_process_was_killed_goes_on(tmp_path: Path) -> None:
     assert said[0].startswith("long: the server ended unexpectedly (exit code -9)")
     assert said[-1].startswith("long: completed (1 of 1")
     assert rounds_in(tmp_path / "long") == 400
-
-
-def test_no_job_is_lost_while_slurm_is_silent_or_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is Slurm asked without a pause while an executor that was shut down waits for a job."""
-    submitit = pytest.importorskip("submitit")
-    os.mkfifo(go_on := tmp_path / "go on")
-    (tmp_path / "squeue").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "squeue").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr("pausefl.studies.executors._LOOKS_EVERY_S", 0.02)
-
-    class Unreadable:
-        def __reduce__(self) -> tuple[type, tuple[str]]:
-            return int, ("no number",)
-
-    def work(go_on: Path) -> Unreadable:
-        go_on.read_bytes()  # once it is written
-        return Unreadable()
-
-    run, refusals, asked_s = subprocess.run, [BlockingIOError(11, "no process more")], list[float]()
-
-    def refused_once(*words: Any, **options: Any) -> Any:
-        asked_s.append(time.monotonic())
-        if refusals:
-            raise refusals.pop()
-        return run(*words, **options)
-
-    monkeypatch.setattr("pausefl.studies.executors.subprocess.run", refused_once)
-    with _SlurmExecutor(submitit.LocalExecutor(tmp_path / "jobs")) as executor:
-        future = executor.submit(work, go_on)
-        wait_for(lambda: len(asked_s) > 2 * _LOST_AFTER_LOOKS, "looks")
-        assert not future.done()
-        Thread(target=executor.shutdown, daemon=True).start()
-        wait_for(lambda: len(asked_s) > 4 * _LOST_AFTER_LOOKS, "more looks")
-        go_on.write_bytes(b"")
-        wait_for(lambda: [*(tmp_path / "jobs").glob("*_result.pkl")], "the result")
-        (tmp_path / "squeue").write_text("#!/bin/sh\n")
-        assert "no number" in str(future.exception(30))
-    assert sorted(np.diff(asked_s))[1] >= 0.015, "but for the moment of the shutdown"
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""`pausefl allocation`: plays one run on the machines of an allocation, which share a folder."""
+"""Slurm: `pausefl allocation` plays one run on the machines of an allocation, and `--on slurm` campaigns as jobs."""
