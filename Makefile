@@ -107,7 +107,7 @@ gpu:
 endif
 
 gpu-wheels:
-	$(PYTHON) deploy/requirements.py pyproject.toml server client report bench audit | grep -v '^torch\|^pausefl' | \
+	$(PYTHON) deploy/requirements.py pyproject.toml server client report bench | grep -v '^torch' | \
 	  $(PYTHON) -m pip download --quiet --only-binary :all: --constraint constraints.txt --dest $(GPU_WHEELS) \
 	  --requirement /dev/stdin hypothesis pytest pytest-asyncio pytest-timeout
 	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(GPU_WHEELS) .

@@ -52,8 +52,7 @@ def said_of(ratios: Sequence[float]) -> str:
 
 
 def _begin(tree: Path, rounds: int, size: int) -> "subprocess.Popen[str]":
-    own = Path(__file__).parents[1] / "plugins/pausefl-bench"  # plays both, as older checkouts have no such package
-    path = os.pathsep.join(str(each.resolve()) for each in (*(tree / part for part in _PARTS), own))
+    path = os.pathsep.join(str((tree / part).resolve()) for part in _PARTS)
     script = Path(__file__).with_name("duel_play.py")
     return subprocess.Popen(
         [sys.executable, str(script), str(rounds), str(size)],

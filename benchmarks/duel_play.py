@@ -3,7 +3,7 @@
 import sys
 from itertools import pairwise
 
-from pausefl_bench.runs import play
+from pausefl.bench.runs import play
 
 _CLIENTS = 10
 

@@ -17,7 +17,7 @@ from benchmarks.plan import Window
 from benchmarks.processes import end_family, usage
 from benchmarks.systems.task import Task
 
-_PACKAGES = ("proto", "process", "server", "client", "emulator", "plugins/pausefl-bench")
+_PACKAGES = ("proto", "process", "server", "client", "emulator")
 # Turns off the telemetry of Flower and Ray.
 _SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 

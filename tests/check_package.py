@@ -43,7 +43,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 MISSING = re.compile(r'pausefl: .*not installed; pip install "pausefl\[[a-z,]+\]"\n')
 # Alone, these reach no peer. They must say so in one line.
 LONELY = {"server", "client"}
-NOT_IN_ALL = {"audit", "bench", "completion", "fit-latency", "replay", "reproduce"}
+NOT_IN_ALL = {"audit", "completion", "fit-latency", "replay", "reproduce"}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 May live here: one module per instrument, the whole set (`all`), and the comparison of two measurements of it (`diff`).
 """
 
-from pausefl_bench import BENCHMARKS, Benchmark
+from pausefl.bench import BENCHMARKS, Benchmark
 
 INSTRUMENTS = {
     **BENCHMARKS,

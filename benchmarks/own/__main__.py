@@ -15,8 +15,8 @@ import numpy as np
 from benchmarks.own import INSTRUMENTS
 from benchmarks.own.changes import changes, in_words, read_measurement
 from benchmarks.own.whole import measured
+from pausefl.bench import print_table, run_benchmark
 from pausefl.terminal_table import plain_console
-from pausefl_bench import print_table, run_benchmark
 from pausefl_proto.errors import ConfigError
 
 

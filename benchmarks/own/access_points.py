@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pausefl_bench.runs import play
+from pausefl.bench.runs import play
 from pausefl_server.records import RoundRecord
 
 _ACCESS_POINTS = 4

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from pausefl.bench.runs import BARE
 from pausefl.experiment.experiment import parse_experiment
 from pausefl.runtime.client.process import run_client_process
 from pausefl.runtime.plan import plan_of
@@ -26,7 +27,6 @@ from pausefl.runtime.processes.log_file import write_output_to
 from pausefl.runtime.processes.resources import allow_many_files
 from pausefl.runtime.server.plan import ServerPlan
 from pausefl.runtime.server.process import serve_run
-from pausefl_bench.runs import BARE
 from pausefl_client.transport import connect
 from pausefl_process.databases import open_read_only
 from pausefl_process.events import ProgressEvent, Ready

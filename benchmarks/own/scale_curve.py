@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pausefl_bench.scale import played
+from pausefl.bench.scale import played
 
 _COUNTS = (100, 300, 1_000, 3_000, 10_000, 30_000)
 _TRAINED = 1_000
 _TRAINING = (
     "workload.model=mlp",
-    "workload.dataset=pausefl_bench.images:noise_images",
+    "workload.dataset=pausefl.bench.images:noise_images",
     "evaluation.every=0",
 )
 

@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from pausefl.bench.runs import BARE, play
 from pausefl.experiment.experiment import parse_experiment
 from pausefl.runtime.fleet import Fleet
 from pausefl.runtime.plan import plan_of
-from pausefl_bench.runs import BARE, play
 from pausefl_process.events import MetricsServed, ProgressEvent, RoundCommitted
 from pausefl_proto.wire import MOST_ROUNDS
 from pausefl_server.records import RoundRecord

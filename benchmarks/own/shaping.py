@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from pausefl_bench.runs import play
+from pausefl.bench.runs import play
 
 _BYTES_PER_S = 4_000_000
 _BURST_BYTES = 16_384

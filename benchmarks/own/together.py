@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from pausefl.bench.images import CLASSES, random_images
 from pausefl.experiment.experiment import load_experiment
-from pausefl_bench.images import CLASSES, random_images
 from pausefl_client.batched.captured import CapturedSteps
 from pausefl_client.batched.replays import recorder_for
 from pausefl_client.batched.stack import ModelStack

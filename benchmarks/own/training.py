@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.own.together import MOST_STEPS, RoundsOfClients, ratio_of, times, together_case
+from pausefl.bench.images import CLASSES, random_images
 from pausefl.experiment.experiment import load_experiment
-from pausefl_bench.images import CLASSES, random_images
 from pausefl_client.data.datasets import Dataset, Examples
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.training.model_vector import ModelVector

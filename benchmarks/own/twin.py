@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from pausefl.bench.runs import BARE, play_experiment
 from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.experiment.server_records import selected_policy
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.server.plan import settings_of
-from pausefl_bench.runs import BARE, play_experiment
 from pausefl_proto.arrays import FloatArray
 from pausefl_server.records import Observation, RoundRecord, Timing
 from pausefl_server.rounds.choosing import context_of

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.systems.task import ENDLESS, Task, progress, settings_of
+from pausefl.bench.runs import BARE
 from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.runtime.fleet import Fleet
 from pausefl.runtime.plan import plan_of
-from pausefl_bench.runs import BARE
 from pausefl_process.events import ModelEvaluated, ProgressEvent, RoundCommitted, WaitingForClients
 
 

@@ -16,7 +16,7 @@ PACKAGES = {
     "privacy": ("dp_accounting", "scipy"),
     "replay": ("pausefl_offline",),
     "latency": ("pausefl_offline", "scipy"),
-    "bench": ("pausefl_bench", "psutil"),
+    "bench": ("psutil", "scipy"),
     "tune": ("optuna", "pausefl_tune"),
     "reproduce": ("pausefl_reproduce",),
     "audit": ("pausefl_audit", "scipy"),

@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 # If a library raises an error, the cause is usually the code that called it, which the user can change.
 _OURS = frozenset(
     {"pausefl", "pausefl_client", "pausefl_process", "pausefl_proto", "pausefl_server"}
-    | {"pausefl_allocation", "pausefl_audit", "pausefl_bench", "pausefl_hf", "pausefl_offline", "pausefl_reproduce"}
+    | {"pausefl_allocation", "pausefl_audit", "pausefl_hf", "pausefl_offline", "pausefl_reproduce"}
     | {"pausefl_trackers", "pausefl_tune"}
 )
 _LIBRARIES = frozenset(

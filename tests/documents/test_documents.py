@@ -16,11 +16,11 @@ import pytest
 
 from benchmarks.own import INSTRUMENTS
 from pausefl import cli
+from pausefl.bench import BENCHMARKS
 from pausefl.cli.registries import REGISTRIES
 from pausefl.experiment.experiment import load_experiment, parse_experiment
 from pausefl.experiment.server_records import check_policies
 from pausefl.experiment.toml_source import preset_names
-from pausefl_bench import BENCHMARKS
 from pausefl_client.privacy.ledger import Ledger
 from pausefl_process.events import EVENT_TYPES
 from pausefl_proto.budget import Budget

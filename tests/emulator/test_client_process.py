@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from pausefl.bench.images import random_images
 from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.results.labels import label_counts
 from pausefl.runtime.client.links import make_links
@@ -31,7 +32,6 @@ from pausefl.runtime.plan import plan_of
 from pausefl.runtime.processes.lifetime import start
 from pausefl.runtime.processes.resources import own_device
 from pausefl.studies.simulation.outputs import setting_of
-from pausefl_bench.images import random_images
 from pausefl_client.reconnection import Reconnection
 from pausefl_client.registries import TRAINING_METHODS
 from pausefl_client.training.torch_trainer import LocalData

@@ -187,7 +187,7 @@ COMMANDS = [
     (["allocation", "demo", "--shared", "x"], "pausefl_allocation", "allocation"),
     (["replay", "nothing"], "pausefl_offline", "replay"),
     (["fit-latency", "nothing"], "pausefl_offline", "latency"),
-    (["bench", "scale"], "pausefl_bench", "bench"),
+    (["bench", "scale"], "psutil", "bench"),
     (["evaluator", "demo"], "torch", "evaluator"),
 ]
 # Runs each command in an interpreter that cannot find its package, as if it had never been installed.
@@ -219,7 +219,7 @@ def test_a_command_says_what_to_install(tmp_path: Path) -> None:
 
 def test_every_missing_package_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pausefl.extras.find_spec", lambda _: None)
-    packages = "jinja2, matplotlib, pausefl_bench, psutil"
+    packages = "jinja2, matplotlib, psutil, scipy"
     with pytest.raises(ConfigError, match=rf'^{packages}: not installed; pip install "pausefl\[report,bench\]"$'):
         require("report", "bench")
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 import pausefl
+from pausefl.bench import selection
 from pausefl.experiment.delay_laws.combined import published_delay
 from pausefl.experiment.delay_laws.laws import Constant, Exponential, NoDelay
 from pausefl.experiment.experiment import load_experiment, parse_experiment
@@ -317,6 +318,13 @@ def test_run_simulation_leaves_tables_and_a_figure(policy: str, partition: str, 
     chosen = csv.DictReader((tmp_path / "out/selections.csv").read_text().splitlines())
     counts = {row["client_id"]: int(row["chosen"]) for row in chosen}
     assert sum(counts.values()) == 60 * (8 if policy == "all" else 3)
+
+
+def test_the_benchmark_times_usual_and_hard_states() -> None:
+    case = next(selection.cases())
+    assert (case["name"], case["case"]) == ("selection", "R1 exact, 300 / 15")
+    assert 0 < case["median_s"] <= case["p99_s"]
+    assert case["worst_s"] > 0
 
 
 def drawn(figure: Figure, title: str) -> dict[str, np.ndarray]:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from pausefl.bench.images import random_images
 from pausefl.experiment.population.behaviours import Behaviour, BehaviourChain, StaleModel
-from pausefl_bench.images import random_images
 from pausefl_client.data.datasets import Examples, load_dataset
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.training import torch_trainer

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pausefl_bench.runs import play
+from pausefl.bench.runs import play
 from pausefl_client.privacy.ledger import Ledger, ReleaseKey
 from pausefl_client.privacy.mechanism import Mechanism, NumpyLaplace, entropy_rng
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser

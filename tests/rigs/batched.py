@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pausefl_bench.images import random_images
+from pausefl.bench.images import random_images
 from pausefl_client.batched import host as batched_host
 from pausefl_client.batched.host import BatchedHost
 from pausefl_client.batched.stack import ModelStack

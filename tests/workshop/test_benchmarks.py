@@ -1,8 +1,11 @@
 """Benchmarks of pausefl and of other systems: what they play and measure, and which figures changed."""
 
 import json
+import math
+import multiprocessing
 import subprocess
 import sys
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +29,12 @@ from benchmarks.systems.local_training import LocalTraining, accuracy, first_mod
 from benchmarks.systems.pausefl_itself import experiment_of
 from benchmarks.systems.task import Task
 from benchmarks.trained_data import write_data
+from pausefl.bench import BENCHMARKS, Benchmark, run_benchmark
+from pausefl.bench.echo import time_echo
+from pausefl.bench.images import random_images
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.torch_trainers import make_torch_trainers
-from pausefl_bench.images import random_images
+from pausefl.runtime.processes.lifetime import start
 from pausefl_client.training.model_vector import ModelVector
 from pausefl_client.training.models import build_model
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
@@ -250,3 +256,36 @@ def test_bad_input_is_one_line(arguments: list[str], said: str, capsys: pytest.C
     err = capsys.readouterr().err
     assert err.startswith(f"benchmarks.own: {said}")
     assert err.count("\n") == 1
+
+
+def test_an_infinite_figure_is_no_number(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON has no infinity. A law with a dead client, or a figure that was never observed, once gave one."""
+    module = types.ModuleType("endless")
+    module.cases = lambda: iter([{"name": "endless", "a": math.inf, "b": math.nan, "c": 1.5}])  # type: ignore[attr-defined]  # mypy does not see it
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(BENCHMARKS, "endless", Benchmark("endless", ""))
+    run_benchmark("endless", {}, as_json=True)
+    assert capsys.readouterr().out == '{"name": "endless", "a": null, "b": null, "c": 1.5}\n'
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("begun", [1, 2])
+def test_an_interrupted_baseline_ends_its_processes(begun: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server and its clients wait for each other, so Python's exit would wait for all of them."""
+    started = list[Any]()
+
+    def interrupted(process: Any) -> None:
+        start(process)
+        started.append(process)
+        if len(started) == begun:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("pausefl.bench.echo.start", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            time_echo(clients=2, payload_bytes=1000, rounds=1)
+        assert not {process.pid for process in started} & {child.pid for child in multiprocessing.active_children()}
+        assert all(process.exitcode is not None for process in started)
+    finally:
+        for process in started:
+            process.kill()

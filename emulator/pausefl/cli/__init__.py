@@ -24,13 +24,12 @@ _COMMANDS = {
     "new": ("new",),
     "processes": ("server", "client", "evaluator"),
     "simulation": ("simulate",),
-    "tools": ("report", "data", "certs", "validate", "completion"),
+    "tools": ("report", "bench", "data", "certs", "validate", "completion"),
 }
 """The subcommands, by the module of this package that has their functions."""
 _OF_PLUGINS = {
     "allocation": ("pausefl_allocation", "allocation"),
     "audit": ("pausefl_audit", "audit"),
-    "bench": ("pausefl_bench", "bench"),
     "fit-latency": ("pausefl_offline", "latency"),
     "replay": ("pausefl_offline", "replay"),
     "reproduce": ("pausefl_reproduce", "reproduce"),

@@ -1,4 +1,4 @@
-"""The subcommands for reports, data sets, certificates and checks."""
+"""The subcommands for reports, benchmarks, data sets, certificates and checks."""
 
 import argparse
 import sys
@@ -15,6 +15,15 @@ def report(options: argparse.Namespace) -> None:
     for folder in options.run_dirs:
         for path in report_folder(Path(folder), csv=options.csv, formats=listed_names(options.formats)):
             print(path)
+
+
+def bench(options: argparse.Namespace) -> None:
+    """Measure this machine."""
+    from pausefl.bench import run_benchmark
+
+    sizes = {"clients": options.clients, "payload_bytes": options.payload_bytes}
+    given = {name: size for name, size in sizes.items() if size is not None}
+    run_benchmark(options.name, given, as_json=options.json)
 
 
 def data(options: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ That time is for the K updates of a step. It does not grow with C or with delays
 from collections.abc import Iterator
 from typing import Any
 
-from pausefl_bench.scale import figures
+from pausefl.bench.scale import figures
 
 _CASES = (
     *((10, 10, buffer, 0.0, 600) for buffer in (1, 5)),

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pausefl_bench.runs import play
+from pausefl.bench.runs import play
 from pausefl_server.records import RoundRecord
 
 _M = 5
 _TIME_SCALE = 0.2
 # The size of the mlp for images of 28 x 28 pixels.
 _MLP_BYTES = 4 * 25_818
-_TRAINING = ["workload.model=mlp", "workload.dataset=pausefl_bench.images:noise_images", "evaluation.every=0"]
+_TRAINING = ["workload.model=mlp", "workload.dataset=pausefl.bench.images:noise_images", "evaluation.every=0"]
 
 
 def cases(clients: int = 30, payload_bytes: int = 4_096, exchanges: int = 630) -> Iterator[dict[str, Any]]:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import psutil
 
+from pausefl.bench.runs import BARE, durations_s, play_experiment
 from pausefl.experiment.experiment import parse_experiment
-from pausefl_bench.runs import BARE, durations_s, play_experiment
 from pausefl_process.events import Finished, ProgressEvent, RoundCommitted, WaitingForClients
 
 _M = 50

@@ -27,11 +27,11 @@ class Benchmark(NamedTuple):
 
 
 BENCHMARKS = {
-    "rounds": Benchmark("pausefl_bench.runs", "a whole round against a bare gRPC echo of the same bytes"),
-    "fidelity": Benchmark("pausefl_bench.fidelity", "measured minus drawn latency"),
-    "scale": Benchmark("pausefl_bench.scale", "how many clients one machine holds, and how fast the rounds still are"),
-    "steps": Benchmark("pausefl_bench.steps", "how many asynchronous steps a second, and what each costs the server"),
-    "selection": Benchmark("pausefl_bench.selection", "how long the exact searches and the annealing take"),
+    "rounds": Benchmark("pausefl.bench.runs", "a whole round against a bare gRPC echo of the same bytes"),
+    "fidelity": Benchmark("pausefl.bench.fidelity", "measured minus drawn latency"),
+    "scale": Benchmark("pausefl.bench.scale", "how many clients one machine holds, and how fast the rounds still are"),
+    "steps": Benchmark("pausefl.bench.steps", "how many asynchronous steps a second, and what each costs the server"),
+    "selection": Benchmark("pausefl.bench.selection", "how long the exact searches and the annealing take"),
 }
 """The benchmarks, by their names on the command line."""
 

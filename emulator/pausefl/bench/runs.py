@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from pausefl.bench.echo import time_echo
 from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.runtime.fleet import Fleet
 from pausefl.runtime.plan import plan_of
-from pausefl_bench.echo import time_echo
 from pausefl_process.events import Report
 from pausefl_server.records import RoundRecord
 from pausefl_server.storage.store import Store
