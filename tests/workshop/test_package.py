@@ -52,7 +52,8 @@ def test_a_plug_in_is_published_and_measured_and_its_errors_are_not_taken_for_th
     plugin: str,
 ) -> None:
     package, project = plugin.replace("-", "_"), tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    assert is_library(package, "") and package in project["tool"]["coverage"]["run"]["source_pkgs"]
+    assert is_library(package, "")
+    assert package in project["tool"]["coverage"]["run"]["source_pkgs"]
     assert package in (ROOT / ".github/workflows/publish.yml").read_text("utf-8")
     assert any(plugin in needed for needed in project["project"]["optional-dependencies"].values())
 
