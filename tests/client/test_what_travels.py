@@ -102,6 +102,16 @@ def test_sparse_gradients_train_as_torchs_own_optimizer_trains_them(tmp_path: Pa
         assert played(tmp_path / training, "Bag", **changes, **{"workload.training": training})["rounds"] == 2
 
 
+def test_parameters_may_get_gradients_later_than_others() -> None:
+    """As those of a mixture's experts. torch's fused SGD takes no momentum for some parameters alone."""
+    first, later = parameters = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    optimizer = make_optimizer(TrainingSettings("sgd", 1.0, optimizer_options={"momentum": 0.5}), parameters)
+    for parameter in (first, later):
+        parameter.grad = torch.ones(1)
+        optimizer.step()
+    assert (first.item(), later.item()) == (-2.5, -1.0)
+
+
 def test_half_precision_takes_torchs_own_steps_and_what_is_unused_does_not_move(tmp_path: Path) -> None:
     parameter = nn.Parameter(torch.zeros(16, dtype=torch.bfloat16))
     parameter.grad = torch.arange(16).bfloat16()

@@ -11,7 +11,7 @@ from torch import nn
 
 from pausefl_client.data.tasks import LearningTask
 from pausefl_client.training.model_vector import trained_parameters
-from pausefl_client.training.optimizers import make_optimizer, take_step
+from pausefl_client.training.optimizers import make_optimizer
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.errors import ConfigError
 
@@ -89,7 +89,7 @@ class TrainingMethod:
         if type(self).change_gradients is not TrainingMethod.change_gradients:
             _make_dense(optimizer)
         self.change_gradients(model)
-        take_step(optimizer)
+        optimizer.step()
         return loss.detach()
 
     def end_round(self, model: nn.Module) -> None:

@@ -30,11 +30,20 @@ def _without_compiler(optimizer: type[torch.optim.Optimizer]) -> type[torch.opti
     own_step = inspect.unwrap(optimizer.step)
 
     def step(self: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
-        for group in self.param_groups:
-            for parameter in group["params"] if group.get("fused") else ():
-                if (gradient := parameter.grad) is not None and gradient.stride() != parameter.stride():
-                    parameter.grad = laid_out(gradient, parameter)
         with torch.set_grad_enabled(self.defaults["differentiable"]):
+            try:
+                for group in self.param_groups:
+                    for parameter in group["params"] if group.get("fused") else ():
+                        if (gradient := parameter.grad) is not None and gradient.stride() != parameter.stride():
+                            parameter.grad = laid_out(gradient, parameter)  # an error if it is sparse
+                return own_step(self, *args, **options)
+            except (RuntimeError, TypeError) as error:
+                is_fused = any(group.get("fused") for group in self.param_groups)
+                if not is_fused or not any(lack in str(error) for lack in ("sparse", "NoneType")):
+                    raise
+            # Fused kernels take no sparse gradients, and fused SGD no momentum for some parameters alone.
+            for group in self.param_groups:
+                group["fused"] = False
             return own_step(self, *args, **options)
 
     wrapped = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
@@ -60,18 +69,6 @@ def _can_be_fused(parameter: nn.Parameter) -> bool:
     as its first columns, and on a CPU they take wrong steps in half precision (torch 2.13)."""
     is_whole = parameter.stride() == torch.empty_like(parameter).stride()
     return is_whole and parameter.dtype.itemsize >= 4
-
-
-def take_step(optimizer: torch.optim.Optimizer) -> None:
-    """Take a step. At the first sparse gradient, switch off the fused kernel, which does not support it."""
-    try:
-        optimizer.step()
-    except RuntimeError as error:
-        if "sparse" not in str(error) or not any(group.get("fused") for group in optimizer.param_groups):
-            raise
-        for group in optimizer.param_groups:
-            group["fused"] = False
-        optimizer.step()
 
 
 class LearningRates:
