@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import pausefl
+import pausefl_offline
 from pausefl.cli.experiments import summary_table
 from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.server_records import selected_policy
@@ -347,7 +348,8 @@ def drawing_functions() -> list[tuple[str, Callable[..., Any]]]:
     """Every function of the product that returns a figure, with its name."""
     modules = [
         importlib.import_module(m.name)
-        for m in pkgutil.walk_packages(pausefl.__path__, "pausefl.")
+        for package in (pausefl, pausefl_offline)
+        for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
         if "__main__" not in m.name and ".observers." not in m.name
     ]
     found = {}
@@ -363,7 +365,7 @@ def test_no_picture_costs_what_it_stands_beside(run_dir: Path, tmp_path: Path, m
     """Every drawing function raises, wherever it is called; the tables are written all the same."""
     functions = dict(drawing_functions())
     assert len(functions) > 20
-    for module in [module for name, module in sys.modules.items() if name.startswith("pausefl.")]:
+    for module in [module for name, module in sys.modules.items() if name.startswith(("pausefl.", "pausefl_offline."))]:
         for name, value in list(vars(module).items()):
             if any(value is function for function in functions.values()):
                 monkeypatch.setattr(module, name, fails)
