@@ -175,6 +175,12 @@ TENSORS = st.lists(st.builds(TensorSpec, st.text(max_size=8), SHAPES), max_size=
 MANIFESTS = st.builds(lambda tensors, constants: Manifest(tuple(tensors), constants), TENSORS, st.text(max_size=8))
 
 
+def test_a_control_variate_begins_at_zero_between_the_parameters_and_their_statistics() -> None:
+    manifest = Manifest((TensorSpec("w", (2,)),)).with_statistics({"running_mean": (1,)}).with_control()
+    whole = manifest.with_no_control(np.array([1, 2, 3], np.float32))
+    assert (whole.tolist(), manifest.without_control(whole).tolist()) == ([1, 2, 0, 0, 3], [1, 2, 3])
+
+
 @given(MANIFESTS)
 def test_a_manifest_survives_and_its_size_is_that_of_its_tensors(manifest: Manifest) -> None:
     message = pb.Manifest.FromString(manifest.to_message().SerializeToString())
@@ -230,6 +236,7 @@ def test_a_message_without_payload_is_left_as_it_is() -> None:
         b"\x7a\x05abc",
         b"\x7a\x80",
         b"\x7a\x80\x80\x80\x80\x80\x80",
+        b"\x7a\x80\x80\x80\x80\x80\x00",  # its length takes too many bytes
         b"\x7a\xff\xff\xff\xff\x7f",
         b"\x7a\x80\x01",
     ],
@@ -322,6 +329,13 @@ def test_half_width_values_are_the_nearest_and_stay_as_they_are(name: str) -> No
     assert np.array_equal(sent(once, ENCODINGS[name]), once)
     if name == "float16":
         assert np.array_equal(once, vector.astype(np.float16).astype(np.float32))
+
+
+def test_bfloat16_rounds_ties_to_even_and_no_nan_to_a_number() -> None:
+    ties = np.array([1 + 2**-8, 1 + 3 * 2**-8], np.float32)
+    assert sent(ties, ENCODINGS["bfloat16"]).tolist() == [1.0, 1 + 2**-6]
+    with pytest.raises(WireError, match="not finite"):
+        sent(np.array([0x7FFFFFFF], np.uint32).view(np.float32), ENCODINGS["bfloat16"])  # rounded up, it would be -0
 
 
 def test_values_beyond_float16_become_its_greatest() -> None:
