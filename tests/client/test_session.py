@@ -2,10 +2,11 @@
 
 import asyncio
 import re
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import pytest
@@ -21,6 +22,9 @@ from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, enco
 from rigs.clock import Clock
 from rigs.session import BUDGET, SCHEDULE, SessionRig, held_back, private, welcomed
 from rigs.waiting import wait_for
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
 @pytest.mark.parametrize("is_private", [True, False])
@@ -43,8 +47,14 @@ async def test_every_part_of_an_exchange_is_timed_where_it_happens(tmp_path: Pat
     class Slow(ThreadPoolExecutor):
         """An executor whose work waits for its thread, and whose results wait for the event loop."""
 
-        def submit(self, *work: Any) -> Any:
-            return super().submit(lambda: (clock.advance(0.25), work[0](*work[1:]), clock.advance(0.5))[1])
+        def submit(self, work: Callable[Given, Result], /, *given: Given.args, **more: Given.kwargs) -> Future[Result]:
+            def between_waits() -> Result:
+                clock.advance(0.25)
+                result = work(*given, **more)
+                clock.advance(0.5)
+                return result
+
+            return super().submit(between_waits)
 
     with Slow(1) as executor:
         async with welcomed(size=size, train_s=2.0, privacy=privacy, executor=executor, clock=clock) as (rig, stream):

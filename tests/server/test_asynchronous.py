@@ -134,7 +134,7 @@ def test_staleness_weights_are_those_of_the_papers(rule: StalenessRule, weights:
 
 @pytest.mark.parametrize("rule", STALENESS_RULES.built_in)
 def test_no_update_counts_more_for_an_older_model(rule: str) -> None:
-    weights = [STALENESS_RULES.get(rule)().weight(tau) for tau in range(51)]
+    weights = [STALENESS_RULES[rule]().weight(tau) for tau in range(51)]
     assert weights[0] == 1
     assert weights == sorted(weights, reverse=True)
     assert weights[-1] > 0
