@@ -1,5 +1,6 @@
 """Counts how often the clients of each group were chosen, round by round, from the log."""
 
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -39,8 +40,8 @@ class ChoiceCounter:
         self._index_of = {client_id: index for index, ids in enumerate(self._ids.values()) for client_id in ids}
         self._table = ClientTable()
         self._of_row = np.empty(0, np.int64)
-        self._eligible: list[IntArray] = []
-        self._chosen: list[IntArray] = []
+        self._eligible = array("q")  # by round, an entry for each group
+        self._chosen = array("q")
 
     def add(self, record: RoundRecord) -> None:
         """Count the next round. Rounds must be added in the order of the log."""
@@ -51,12 +52,12 @@ class ChoiceCounter:
             table.apply_events(attempt.events, attempt.round)
         if len(table) > len(self._of_row):
             self._of_row = np.array([self._index_of.get(client_id, groups) for client_id in table.ids], np.int64)
-        self._eligible.append(_count(self._of_row[table.eligible()], groups))
-        self._chosen.append(_count(self._of_row[table.rows(record.chosen)], groups))
+        self._eligible.extend(_count(self._of_row[table.eligible()], groups))
+        self._chosen.extend(_count(self._of_row[table.rows(record.chosen)], groups))
 
     def choices(self) -> Mapping[str, GroupChoices]:
         """The choices of each group, by group name. Clients outside these groups are left out."""
-        shape = len(self._chosen), len(self._groups)
+        shape = -1, max(1, len(self._groups))
         eligible, chosen = (np.array(counts, np.int64).reshape(shape) for counts in (self._eligible, self._chosen))
         joined = [self._table.joined_round[self._of_row == group] for group in range(len(self._groups))]
         return {
