@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pausefl.experiment.experiment import parse_experiment
+from pausefl.experiment.in_force import config_toml
 from pausefl.experiment.toml_source import own_document
 from pausefl.runtime.client.agreement import accepted, agreement_of, offer_of
 from pausefl.runtime.client.connecting import fetch_experiment
@@ -60,6 +61,20 @@ def test_a_kind_alone_is_the_table_of_that_kind(key: str) -> None:
     kind = getattr(parse_experiment(TWO).workload, key)
     written = parse_experiment(TWO, [f'workload.{key}={{kind="{kind}"}}'])
     assert agreement_of(written) == agreement_of(parse_experiment(TWO))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [],
+        ["workload.optimizer=sgd", "workload.optimizer_options.momentum=0.5"],
+        ['workload.training={kind="fedprox"}', 'workload.partition={kind="label-dirichlet"}'],
+        ['workload.schedule={kind="step", step_size=5}'],
+    ],
+)
+def test_the_file_of_a_resumed_run_agrees_with_the_one_it_began_with(said: list[str]) -> None:
+    began = parse_experiment(TWO, said)
+    assert agreement_of(parse_experiment(config_toml(began))) == agreement_of(began)
 
 
 def refusal(theirs: dict[str, str], run_has: dict[str, str]) -> str:

@@ -50,21 +50,31 @@ def config_toml(experiment: Experiment) -> str:
 def in_force(experiment: Experiment) -> dict[str, Any]:
     """Each table of the experiment with every value in force; None for a key without a value."""
     document = experiment.model_dump(mode="json")
-    selection, workload, aggregation = (document[name] for name in ("selection", "workload", "aggregation"))
+    selection, aggregation = document["selection"], document["aggregation"]
     selection[selection["policy"]] = _parameters(selected_policy(experiment.selection))
     latency, groups = document["latency"], document["clients"]["groups"].values()
-    for table in (latency, *latency["groups"], *groups, workload):
-        for key in KINDS_OF_KEY.keys() & table.keys():
-            table[key] = _filled(KINDS_OF_KEY[key], table[key], _KINDS_UNLESS_SAID.get(key))
-    workload["training"] = _with_defaults(TRAINING_DEFAULTS, workload["training"])
-    workload["schedule"] = _with_defaults(SCHEDULE_DEFAULTS, workload["schedule"])
-    of_optimizer = OPTIMIZER_DEFAULTS.get(workload["optimizer"], {})
-    workload["optimizer_options"] = {**of_optimizer, **workload["optimizer_options"]}
+    for table in (latency, *latency["groups"], *groups):
+        _fill_kinds(table)
+    fill_workload(document["workload"])
     for name, kinds in (("rule", RULES), ("optimizer", SERVER_OPTIMIZERS)):
         said = aggregation[name]
         if kinds.get(said["kind"] if isinstance(said, dict) else said) not in (Aggregation, ServerOptimizer):
             aggregation[name] = _filled(kinds, said)  # the others' parameters are keys of their tables
     return document
+
+
+def fill_workload(workload: dict[str, Any]) -> None:
+    """Fill in the defaults of the kinds that the table [workload] names."""
+    _fill_kinds(workload)
+    workload["training"] = _with_defaults(TRAINING_DEFAULTS, workload["training"])
+    workload["schedule"] = _with_defaults(SCHEDULE_DEFAULTS, workload["schedule"])
+    of_optimizer = OPTIMIZER_DEFAULTS.get(workload["optimizer"], {})
+    workload["optimizer_options"] = {**of_optimizer, **workload["optimizer_options"]}
+
+
+def _fill_kinds(table: dict[str, Any]) -> None:
+    for key in KINDS_OF_KEY.keys() & table.keys():
+        table[key] = _filled(KINDS_OF_KEY[key], table[key], _KINDS_UNLESS_SAID.get(key))
 
 
 def what_is_played(document: Mapping[str, Any]) -> dict[str, Any]:

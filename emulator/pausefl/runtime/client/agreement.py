@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from pausefl.experiment.client_records import schedule_of, with_statistics
 from pausefl.experiment.experiment import Experiment, experiment_of
+from pausefl.experiment.in_force import fill_workload
 from pausefl.experiment.tables import PrivacyTable
 from pausefl.experiment.validation import as_json
 from pausefl_proto.errors import ConfigError
@@ -39,6 +40,7 @@ def agreement_of(experiment: Experiment) -> dict[str, str]:
     for key in ("partition", "training"):  # a kind alone is a table of that kind with its defaults
         if isinstance(workload[key], str):
             workload[key] = {"kind": workload[key]}
+    fill_workload(workload)  # as in the file of a run that is resumed
     workload["dataset"] = re.sub("^hf:/[^?]*/", "hf:", workload["dataset"])  # a folder may lie elsewhere on each host
     values = {
         "experiment.seed": experiment.experiment.seed,
