@@ -21,7 +21,8 @@ from pausefl.runtime.client.failures import telling_failures
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.fleet import Fleet
 from pausefl.runtime.plan import plan_of
-from pausefl.runtime.processes.logs import VARIABLE, ask_for, set_up_log
+from pausefl.runtime.processes.log_file import how_it_ended
+from pausefl.runtime.processes.logs import VARIABLE, add_warning, ask_for, set_up_log
 from pausefl.runtime.run_dir import made_run_dir
 from pausefl.runtime.scrape_targets import Targets
 from pausefl_client.session import FAILED_JOB
@@ -257,3 +258,12 @@ def test_one_port_for_many_processes_is_bad_input_and_a_process_is_scraped_where
     (group,) = json.loads((tmp_path / "targets.json").read_text())
     assert group["targets"] == ["127.0.0.1:9002"]
     Targets(tmp_path / "moved").clear()  # raises nothing that would hide why the run has ended
+
+
+def test_a_process_that_ended_is_told_by_the_last_line_of_a_process_not_by_anothers_end(tmp_path: Path) -> None:
+    log = tmp_path / "clients.log"
+    log.write_text("out of memory\n")
+    for name in ("one", "another"):
+        said = f"{name} ended{how_it_ended(-9, log)}"
+        assert said == f"{name} ended (exit code -9), see {log}: out of memory"
+        add_warning(log, said)

@@ -14,6 +14,7 @@ from pausefl_proto.errors import PauseflError
 
 _MOST_LOG_BYTES = 64 << 20
 _ROTATE_EVERY_S = 5.0
+_ENDED = " ended (exit code "
 
 
 def open_standard_files() -> None:
@@ -73,15 +74,12 @@ def rotate_output(path: Path, most_bytes: int) -> None:
 
 
 def how_it_ended(exit_code: int | None, log: Path) -> str:
-    """How a process ended, in words: its exit code and, if it has a log, the log's last line."""
-    seen = f", see {log}: {last_line(log)}" if log.exists() else " before it had a log"
+    """How a process ended, in words: its exit code and, if it has a log, the last line there that a process wrote.
+
+    Lines in which another process's end was noted are not quoted: each would quote the one before.
+    """
+    seen = " before it had a log"
+    with suppress(OSError):
+        lines = log.read_text("utf-8", "replace").strip().splitlines()
+        seen = f", see {log}: {next((line for line in lines[::-1] if _ENDED not in line), 'its log is empty')}"
     return f" (exit code {exit_code}){seen}"
-
-
-def last_line(path: Path) -> str:
-    """The last line of a log, to quote in an error."""
-    try:
-        lines = path.read_text("utf-8", "replace").strip().splitlines()
-    except OSError:
-        return "no log was written"
-    return lines[-1] if lines else "its log is empty"
