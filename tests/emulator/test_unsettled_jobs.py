@@ -390,6 +390,14 @@ def test_a_flood_of_rejections_is_one_event_that_counts_them() -> None:
     assert RunTally([], late_events=[event, LogEvent("rejected", "b", "one")]).events["rejected"] == 735
 
 
+def test_merged_corrections_keep_the_greatest_and_settle_no_job_that_came_after_them() -> None:
+    told = [LogEvent("reconciled", "a", released=n, epsilon_spent=float(n)) for n in (2, 5, 3)]
+    (event,) = PendingEvents(told).waiting()
+    assert (event.released, event.epsilon_spent, event.count) == (5, 5.0, 3)
+    told[1] = unsettled("a", 1, 1)
+    assert PendingEvents(told).waiting() == tuple(told)
+
+
 def test_events_put_back_come_before_later_ones_and_a_hello_is_logged_where_the_last_commit_wrote_that_of_all() -> None:
     pending = PendingEvents([LogEvent("joined", "a"), LogEvent("retired", "b")])
     taken = pending.take()
