@@ -79,6 +79,10 @@ def test_an_id_is_a_clients_own_only_where_it_has_shown_that() -> None:
             admission.check_known([], "a guess")
         with pytest.raises(WireError, match="neither certificate nor token shows that this client is 'a'"):
             admission.check("a", ["b"], "a guess")
+    with pytest.raises(WireError, match="neither certificate nor token"):
+        by_token.check("a", ["a"], "a guess")  # where certificates prove no ids
+    with pytest.raises(WireError, match="neither certificate nor token"):
+        by_token.check_known(["a"], "a guess")
 
 
 def test_an_id_has_at_most_128_printable_characters() -> None:
