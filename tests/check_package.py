@@ -40,7 +40,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("server", "demo", *ALONE),
     ("client", "demo", "--server", "127.0.0.1:1", "--client-id", "client-000", *ALONE),
 )
-MISSING = re.compile(r'pausefl: .*not installed; pip install "pausefl\[[a-z,]+\]"\n')
+MISSING = re.compile(r'pausefl: .*not installed; pip install "pausefl\[[a-z,]+\]"(; in a checkout: .*)?\n')
 # Alone, these reach no peer. They must say so in one line.
 LONELY = {"server", "client"}
 NOT_IN_ALL = {"audit", "completion", "fit-latency", "replay", "reproduce"}

@@ -45,7 +45,10 @@ def require(*extras: str) -> None:
     missing = [extra for extra in extras if not is_installed(extra)]
     if missing:
         packages = sorted({name for extra in missing for name in PACKAGES[extra] if find_spec(name) is None})
-        raise ConfigError(f'{", ".join(packages)}: not installed; pip install "pausefl[{",".join(missing)}]"')
+        names, ours = ",".join(missing), [name for name in packages if name.startswith("pausefl_")]
+        folders = "".join(f" ./plugins/{name.replace('_', '-')}" for name in ours)
+        in_checkout = f'; in a checkout: pip install ".[{names}]"{folders}' if ours else ""
+        raise ConfigError(f'{", ".join(packages)}: not installed; pip install "pausefl[{names}]"{in_checkout}')
 
 
 @contextmanager
@@ -60,7 +63,7 @@ def needs(*extras: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         extra = next((extra for extra, packages in PACKAGES.items() if package in packages), None)
-        if extra is None:
-            raise
-        require(*extras)
-        raise ConfigError(f'{package}: not installed; pip install "pausefl[{extra}]"') from error
+        if extra is not None:
+            require(*extras)
+            require(extra)
+        raise

@@ -176,7 +176,9 @@ for use in uses:
     missing = "jinja2, matplotlib, numba, prometheus_client, safetensors, torch: not installed"
     needed = f'{missing}; pip install "pausefl[server,client,report]"'
     assert python("-c", code) == f"3\n{needed}\n" + "".join(
-        f'pausefl_offline: not installed; pip install "pausefl[{extra}]"\n' for extra in ("replay", "latency")
+        f'pausefl_offline: not installed; pip install "pausefl[{extra}]"; '
+        f'in a checkout: pip install ".[{extra}]" ./plugins/pausefl-offline\n'
+        for extra in ("replay", "latency")
     )
 
 

@@ -154,7 +154,7 @@ def test_what_is_no_observer_is_refused_in_one_line(name: str, complaint: str, m
 def test_an_observer_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pausefl.extras.find_spec", lambda _: None)
     with pytest.raises(
-        pausefl.ConfigError, match=r'^mlflow, pausefl_trackers: not installed; pip install "pausefl\[mlflow\]"$'
+        pausefl.ConfigError, match=r'^mlflow, pausefl_trackers: not installed; pip install "pausefl\[mlflow\]";'
     ):
         load_observers(["mlflow"])
 
