@@ -104,12 +104,14 @@ def test_sparse_gradients_train_as_torchs_own_optimizer_trains_them(tmp_path: Pa
 
 def test_parameters_may_get_gradients_later_than_others() -> None:
     """As those of a mixture's experts. torch's fused SGD takes no momentum for some parameters alone."""
-    first, later = parameters = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
-    optimizer = make_optimizer(TrainingSettings("sgd", 1.0, optimizer_options={"momentum": 0.5}), parameters)
+    of_a_group, first, later = parameters = [nn.Parameter(torch.zeros(1)) for _ in range(3)]
+    optimizer = make_optimizer(TrainingSettings("sgd", 1.0, optimizer_options={"momentum": 0.5}), parameters[:1])
+    optimizer.add_param_group({"params": [first, later]})
+    of_a_group.grad = torch.ones(1)
     for parameter in (first, later):
         parameter.grad = torch.ones(1)
         optimizer.step()
-    assert (first.item(), later.item()) == (-2.5, -1.0)
+    assert [parameter.item() for parameter in parameters] == [-2.5, -2.5, -1.0]
 
 
 def test_half_precision_takes_torchs_own_steps_and_what_is_unused_does_not_move(tmp_path: Path) -> None:

@@ -36,12 +36,13 @@ def _without_compiler(optimizer: type[torch.optim.Optimizer]) -> type[torch.opti
                     for parameter in group["params"] if group.get("fused") else ():
                         if (gradient := parameter.grad) is not None and gradient.stride() != parameter.stride():
                             parameter.grad = laid_out(gradient, parameter)  # an error if it is sparse
+                    if group.get("fused") and group.get("momentum"):  # fused SGD takes it for all or none
+                        trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+                        group["fused"] = len({"momentum_buffer" in self.state.get(each, ()) for each in trained}) < 2
                 return own_step(self, *args, **options)
-            except (RuntimeError, TypeError) as error:
-                is_fused = any(group.get("fused") for group in self.param_groups)
-                if not is_fused or not any(lack in str(error) for lack in ("sparse", "NoneType")):
+            except RuntimeError as error:
+                if "sparse" not in str(error) or not any(group.get("fused") for group in self.param_groups):
                     raise
-            # Fused kernels take no sparse gradients, and fused SGD no momentum for some parameters alone.
             for group in self.param_groups:
                 group["fused"] = False
             return own_step(self, *args, **options)
