@@ -13,14 +13,12 @@ from typing import Any, get_origin
 import tomli_w
 
 from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.objects import plain
-from pausefl.experiment.reference import KINDS_OF_KEY, keys_of, parameter_defaults, sentence_of
+from pausefl.experiment.kind_defaults import fill_kinds, fill_workload, filled
+from pausefl.experiment.reference import KINDS_OF_KEY, keys_of, sentence_of
 from pausefl.experiment.server_records import parameters_of, selected_policy
 from pausefl.experiment.toml_source import bare_or_quoted
 from pausefl.experiment.validation import fields_of, table_in
-from pausefl_client.registries import OPTIMIZER_DEFAULTS, SCHEDULE_DEFAULTS, TRAINING_DEFAULTS
 from pausefl_process.registry import Registry
-from pausefl_proto.errors import ConfigError
 from pausefl_server.model.aggregation import RULES, Aggregation
 from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, ServerOptimizer
 from pausefl_server.selection import Policy
@@ -33,8 +31,6 @@ _OF_THE_PLACE = re.compile(
     r"|server\.(host|port|insecure|hello_timeout_s|dead_after_s)$"
 )
 
-_KINDS_UNLESS_SAID = {"delay": "halves", "availability": "always"}
-"""Key -> the kind of a table that names none."""
 _COLUMNS = 80
 
 
@@ -54,27 +50,13 @@ def in_force(experiment: Experiment) -> dict[str, Any]:
     selection[selection["policy"]] = _parameters(selected_policy(experiment.selection))
     latency, groups = document["latency"], document["clients"]["groups"].values()
     for table in (latency, *latency["groups"], *groups):
-        _fill_kinds(table)
+        fill_kinds(table)
     fill_workload(document["workload"])
     for name, kinds in (("rule", RULES), ("optimizer", SERVER_OPTIMIZERS)):
         said = aggregation[name]
         if kinds.get(said["kind"] if isinstance(said, dict) else said) not in (Aggregation, ServerOptimizer):
-            aggregation[name] = _filled(kinds, said)  # the others' parameters are keys of their tables
+            aggregation[name] = filled(kinds, said)  # the others' parameters are keys of their tables
     return document
-
-
-def fill_workload(workload: dict[str, Any]) -> None:
-    """Fill in the defaults of the kinds that the table [workload] names."""
-    _fill_kinds(workload)
-    workload["training"] = _with_defaults(TRAINING_DEFAULTS, workload["training"])
-    workload["schedule"] = _with_defaults(SCHEDULE_DEFAULTS, workload["schedule"])
-    of_optimizer = OPTIMIZER_DEFAULTS.get(workload["optimizer"], {})
-    workload["optimizer_options"] = {**of_optimizer, **workload["optimizer_options"]}
-
-
-def _fill_kinds(table: dict[str, Any]) -> None:
-    for key in KINDS_OF_KEY.keys() & table.keys():
-        table[key] = _filled(KINDS_OF_KEY[key], table[key], _KINDS_UNLESS_SAID.get(key))
 
 
 def what_is_played(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,37 +78,6 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_none(part) for name, part in value.items() if part is not None}
     return [_without_none(part) for part in value] if isinstance(value, list) else value
-
-
-def _with_defaults(defaults: Mapping[str, Mapping[str, Any]], said: Any) -> Any:
-    """A table with the listed defaults of its kind. The table is unchanged if none are listed."""
-    kind = said.get("kind") if isinstance(said, dict) else None
-    return {**said, **{k: v for k, v in defaults.get(kind, {}).items() if k not in said}} if kind else said
-
-
-def _filled(kinds: Registry, said: Any, default: str | None = None) -> Any:
-    """A table with the defaults of its kind. It is unchanged if the kind has none, or cannot be imported here.
-
-    `default` is the kind of a table that names none.
-    """
-    if not said or isinstance(said, list):
-        return _within(kinds, said)
-    table = {"kind": said} if isinstance(said, str) else said if default is None else {"kind": default, **said}
-    try:
-        make = kinds.find(table["kind"], "kind")
-    except ConfigError:  # the user's own code is not on this machine
-        return said
-    within = {name: _within(kinds, value) for name, value in table.items()}
-    own = parameter_defaults(make).items()
-    defaults = {name: value for name, stated in own if (value := plain(stated)) is not None}
-    return {**within, **{name: value for name, value in defaults.items() if name not in table}} if defaults else said
-
-
-def _within(kinds: Registry, value: Any) -> Any:
-    """A value of a table. If it is a table with a kind, or a list of such tables, their defaults are filled in too."""
-    if isinstance(value, list):
-        return [_within(kinds, part) for part in value]
-    return _filled(kinds, value) if isinstance(value, dict) and "kind" in value else value
 
 
 def _parameters(policy: Policy) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from pausefl.experiment.client_records import schedule_of, with_statistics
 from pausefl.experiment.experiment import Experiment, experiment_of
-from pausefl.experiment.in_force import fill_workload
+from pausefl.experiment.kind_defaults import fill_workload
 from pausefl.experiment.tables import PrivacyTable
 from pausefl.experiment.validation import as_json
 from pausefl_proto.errors import ConfigError
