@@ -252,6 +252,7 @@ NUMBERS, CLASSES = np.zeros((2, 3), np.float32), np.zeros(2, np.int64)
         (np.ma.masked_less(NUMBERS, 1), CLASSES, "inputs must be a numpy array; are a MaskedArray"),
         (NUMBERS.tolist(), CLASSES, "inputs must be a numpy array; are a list"),
         (NUMBERS.astype(np.uint8), CLASSES, "uint8 inputs are images of shape .*, and these have shape \\(2, 3\\)"),
+        (np.zeros((2, 5, 6, 3), np.uint8), CLASSES, "uint8 inputs are images of shape .* shape \\(2, 5, 6, 3\\)"),
         (NUMBERS, np.array(["cat", "dog"]), "labels must be int64 or float32; are <U3"),
         (NUMBERS, np.zeros(3, np.int64), "2 inputs, but 3 labels"),
     ],

@@ -358,6 +358,20 @@ def test_a_regression_is_trained_and_evaluated() -> None:
     assert after.loss < before.loss
 
 
+class Pairwise(TrainingMethod):
+    """Takes two batches for each of its steps, as Per-FedAvg does."""
+
+    def local_steps(self, model: nn.Module, optimizer: Any, batches: Any, task: Any) -> list[torch.Tensor]:
+        every = list(batches)
+        return [self.step(model, optimizer, second, task) for _, second in zip(every[::2], every[1::2], strict=False)]
+
+
+def test_a_method_that_takes_several_batches_a_step_is_rehearsed_with_some() -> None:
+    assert evaluator_of(f"{__name__}:regression_set").rehearse(TrainingSettings(), Pairwise()) == ""
+    with pytest.raises(ConfigError, match="returned an empty list"):  # as each client will
+        evaluator_of(f"{__name__}:regression_set").rehearse(TrainingSettings(max_steps=1), Pairwise())
+
+
 def partly_labelled(seed: int) -> Dataset:
     """Digits, of which some do not count. The last batch that is evaluated has no others."""
     examples = load_dataset("digits", seed=seed).train.take(np.arange(501))

@@ -30,6 +30,8 @@ from pausefl_server.records import Evaluation, Split
 # The most examples in a pass of the model, and the most bytes of a layer's output.
 _MOST_AT_ONCE, _MOST_BYTES = 500, 2**27
 _REHEARSED_EXAMPLES = 32
+# A method with a loop of its own may take two or three batches for each of its steps, as Per-FedAvg does.
+_BATCHES_OF_OWN_LOOPS = 4
 _SEEDED = "draw from torch's generator, or from one with a seed of its own"
 _MOST_SCORE = 1 + 1e-6  # with what rounding adds
 _SCORES = "a score is at most 1, the greater the better: of an error, return 1/(1 + error)"
@@ -93,12 +95,15 @@ class Evaluator:
     def rehearse(self, settings: TrainingSettings, method: TrainingMethod | None = None) -> str:
         """Train θ_0 one step as a client would, and evaluate it, on a few held-out examples. The result is discarded.
 
+        A method with a loop of its own gets the examples a few times, in a batch each.
         Raises any error of the model, the task, the method or the optimizer. ConfigError if what they return is wrong.
         Returns a sentence if evaluations will lack something that clients train, else an empty text.
         """
         held_out = self._splits["validation"]
         sample = held_out.take(np.arange(min(len(held_out), settings.batch_size, _REHEARSED_EXAMPLES)))
-        one_step, model = replace(settings, epochs=1, max_steps=1), self._build()
+        has_own_loop = type(method or TrainingMethod()).local_steps is not TrainingMethod.local_steps
+        steps = min(settings.max_steps or _BATCHES_OF_OWN_LOOPS, _BATCHES_OF_OWN_LOOPS) if has_own_loop else 1
+        one_step, model = replace(settings, epochs=steps, max_steps=steps), self._build()
         if name := _differing(model, self._model):
             raise ConfigError(f"{self._model_key}: {name} is another each time the model is made; {_SEEDED}")
         trainer = TorchTrainer(
