@@ -208,7 +208,7 @@ class Backwards(nn.Sequential):
     """Calls its layers in another order than it has them in, and the last one not at all."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self[0](self[1](x))
+        outputs: torch.Tensor = self[0](input=self[1](x))
         return outputs
 
 

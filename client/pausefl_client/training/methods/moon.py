@@ -91,14 +91,18 @@ def contrast(z: torch.Tensor, towards: torch.Tensor, away: torch.Tensor, tempera
 def _with_features(model: nn.Module, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The model's outputs for n inputs, and the inputs of the linear layer that it calls last, (n, f)."""
     taken: list[torch.Tensor] = []
+
+    def take(_: nn.Module, arguments: tuple[torch.Tensor, ...], named: dict[str, torch.Tensor]) -> None:
+        taken[:] = [*arguments, *named.values()][:1]
+
     with ExitStack() as hooks:
         for layer in model.modules():
             if isinstance(layer, nn.Linear):
-                hooks.enter_context(layer.register_forward_pre_hook(lambda _, arguments: taken.append(arguments[0])))
+                hooks.enter_context(layer.register_forward_pre_hook(take, with_kwargs=True))
         outputs = model(inputs.clone())  # a model may change its inputs
     if not taken:
         raise ConfigError(
             'workload.training = "moon": workload.model has no linear layer whose inputs were its features, or'
             " torch.jit or torch.compile hides it"
         )
-    return outputs, taken[-1].flatten(1)
+    return outputs, taken[0].flatten(1)
