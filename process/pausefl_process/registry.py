@@ -106,7 +106,7 @@ def _where_looked(module: str, error: BaseException | None) -> str:
     if isinstance(error, AttributeError) and module in sys.modules:
         return f"; it is {getattr(sys.modules[module], '__file__', None) or 'built into Python'}"
     if isinstance(error, ModuleNotFoundError) and error.name == "pausefl_hf":
-        return '; pip install "pausefl[hf]"'
+        return '; pip install "pausefl[hf]"; in a checkout: pip install ".[hf]" ./plugins/pausefl-hf'
     if isinstance(error, ModuleNotFoundError):
         paths = [path for path in sys.path if Path(path).is_absolute() and not path.endswith(".zip")]
         folders = [path for path in paths if not any(Path(path).is_relative_to(folder) for folder in _OF_PYTHON)]

@@ -76,8 +76,8 @@ def _own_data_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_data_set_of_the_hub_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pausefl_hf", None)
-    wanted = r'^workload.dataset = "hf:flwrlabs/femnist": cannot be imported \(.*\); pip install "pausefl\[hf\]"$'
-    with pytest.raises(ConfigError, match=wanted):
+    wanted = r'^workload.dataset = "hf:flwrlabs/femnist": cannot be imported \(.*\); pip install "pausefl\[hf\]"; in a '
+    with pytest.raises(ConfigError, match=wanted + r'checkout: pip install "\.\[hf\]" \./plugins/pausefl-hf$'):
         load_dataset("hf:flwrlabs/femnist", seed=0)
 
 
