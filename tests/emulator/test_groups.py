@@ -281,6 +281,23 @@ def test_data_are_drawn_by_seed_and_client(behaviour: Behaviour) -> None:
     assert labels() != labels(seed=2)
 
 
+@dataclass(frozen=True)
+class Epochs(Behaviour):
+    """Trains for other epochs, drawn as NumPy's number."""
+
+    most: int = 3
+
+    def settings(self, settings: TrainingSettings, draw: Any) -> TrainingSettings:
+        return dataclasses.replace(settings, epochs=draw(0).integers(self.most, self.most + 1))
+
+
+def test_settings_that_a_behaviour_draws_are_plain_and_within_their_bounds() -> None:
+    settings = chain(Epochs()).settings(SETTINGS)
+    assert (settings.epochs, type(settings.epochs)) == (3, int)
+    with pytest.raises(ValueError, match="epochs = 0: must be at least 1"):
+        chain(Epochs(0)).settings(SETTINGS)
+
+
 class Emptying(Behaviour):
     def examples(self, examples: Examples, classes: int, draw: Any) -> Examples:
         return examples.take(slice(0))

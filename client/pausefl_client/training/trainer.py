@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 from pausefl_client.data.holdings import Holding
 from pausefl_client.registries import OPTIMIZERS, SCHEDULES
 from pausefl_client.training.pace import pace
-from pausefl_proto.number_types import Count, Positive
+from pausefl_proto.number_types import Bounded, Count, Positive
 from pausefl_proto.wire import Manifest, Vector
 
 StatisticsAt = Literal["average", "local"]
@@ -16,7 +16,7 @@ StatisticsAt = Literal["average", "local"]
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
+class TrainingSettings(Bounded):
     """Settings of one round's local training. The defaults are those of PAUSE's published runs."""
 
     optimizer: str = "adam"
@@ -40,6 +40,7 @@ class TrainingSettings:
     estimates others on held-out data. The default is "local" in a private run or with FedBN, else "average"."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         OPTIMIZERS.check_name(self.optimizer, "workload.optimizer")
         if self.schedule:
             SCHEDULES.check_name(str(self.schedule.get("kind", "")), "workload.schedule.kind")

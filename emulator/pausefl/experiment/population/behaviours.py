@@ -245,6 +245,8 @@ class BehaviourChain:
     def settings(self, settings: TrainingSettings) -> TrainingSettings:
         for behaviour, draw in self._links:
             settings = _checked(behaviour.settings(settings, draw), TrainingSettings, behaviour, "settings")
+            drawn = {name: value.item() for name, value in vars(settings).items() if isinstance(value, np.generic)}
+            settings = replace(settings, **drawn) if drawn else settings
         return settings
 
     def trainer(self, trainer: Trainer) -> Trainer:
