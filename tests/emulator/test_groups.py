@@ -31,6 +31,7 @@ from pausefl.experiment.population.behaviours import (
     SlowDevice,
     StaleModel,
 )
+from pausefl.results.labels import label_counts
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import make_trainers
 from pausefl_client.data.datasets import Examples
@@ -296,6 +297,27 @@ def test_settings_that_a_behaviour_draws_are_plain_and_within_their_bounds() -> 
     assert (settings.epochs, type(settings.epochs)) == (3, int)
     with pytest.raises(ValueError, match="epochs = 0: must be at least 1"):
         chain(Epochs(0)).settings(SETTINGS)
+
+
+@dataclass(frozen=True)
+class Relabelling(Behaviour):
+    """Gives its first examples labels that no model has, or all of them shares of classes."""
+
+    as_shares: bool = False
+
+    def examples(self, examples: Examples, classes: int, draw: Any) -> Examples:
+        labels = np.concatenate(([-100, classes], examples.labels[2:]))
+        shares = np.eye(classes, dtype=np.float32)[examples.labels]
+        return dataclasses.replace(examples, labels=shares if self.as_shares else labels)
+
+
+@pytest.mark.parametrize(("as_shares", "counted"), [(False, 98), (True, 0)])
+def test_labels_that_are_no_classes_are_not_counted(as_shares: bool, counted: int) -> None:
+    behaviour = f'{{ kind = "{__name__}:Relabelling", as_shares = {str(as_shares).lower()} }}'
+    groups = f"[clients.groups]\nodd = {{ count = 1, behaviours = [{behaviour}] }}\nhonest.count = 1"
+    counts = label_counts(parse_experiment(f"{groups}\n[selection]\nm = 1\n[workload]\nexamples = 200\n"))
+    assert counts is not None
+    assert [int(of_client.sum()) for of_client in counts.values()] == [counted, 100]
 
 
 class Emptying(Behaviour):
