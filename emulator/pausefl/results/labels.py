@@ -44,6 +44,7 @@ def label_counts(experiment: Experiment) -> LabelCounts | None:
             chain = BehaviourChain(behaviours[client_id], seed=seed, client_id=client_id)
             labels = chain.examples(train.take(rows), classes).labels
         # A behaviour may give examples a class that no model has, or none.
-        return labels[(labels >= 0) & (labels < classes)] if labels.dtype == np.int64 else np.empty(0, np.int64)
+        is_class = (labels >= 0) & (labels < classes) & (labels.dtype == np.int64)
+        return labels[is_class].astype(np.int64)
 
     return {c: np.bincount(labels_of(c, rows), minlength=classes) for c, rows in zip(ids, parts, strict=True)}
