@@ -22,6 +22,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from pausefl.experiment.experiment import load_experiment
+from pausefl.experiment.in_force import in_force
 from pausefl.runtime.run_dir import made_run_dir
 from rigs.docker import RELEASE, asked, make
 from rigs.places import ROOT, script
@@ -129,7 +130,7 @@ def test_a_run_of_this_name_that_cannot_go_on_is_said(
         options = [word.replace(f"/run/secrets/{name}", f"{tmp_path}/certs/{file}") for word in options]
     overrides = [word.removeprefix("--set=") for word in options if word.startswith("--set=")]
     begun = [*(o for o in overrides if "${" not in o), "clients.count=3", "selection.m=2", "experiment.rounds=3"]
-    with made_run_dir(load_experiment("demo", begun), tmp_path / "volume/mine"):
+    with made_run_dir(in_force(load_experiment("demo", begun)), tmp_path / "volume/mine"):
         (tmp_path / "volume/mine/summary.json").write_text('{"rounds": 3}')
     experiment = tmp_path / "experiment/mine.toml"
     experiment.parent.mkdir(mode=0o755)

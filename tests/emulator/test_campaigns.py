@@ -18,6 +18,7 @@ import pytest
 import pausefl
 from pausefl.cli import parser
 from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.in_force import in_force
 from pausefl.experiment.toml_source import read_source
 from pausefl.results.report.sweep import caveats, draw_sweep, write_sweep
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, check_goes_on
@@ -327,7 +328,7 @@ def test_neither_a_run_nor_a_campaign_goes_on_with_other_measured_latencies(tmp_
     for go_on in (
         lambda: resume_sweep(folder, ALONE),
         lambda: pausefl.run(run_dir=folder / "seed1", resume=True, rounds=9, progress=False),
-        lambda: check_goes_on(measured, folder / "seed1"),
+        lambda: check_goes_on(in_force(measured), folder / "seed1"),
     ):
         with refused(f"{file}: was changed since the run in {folder / 'seed1'} began"):
             go_on()
@@ -379,7 +380,7 @@ def test_neither_a_run_nor_a_campaign_begins_in_the_others_folder(tmp_path: Path
     folder, run_dir = tmp_path / "campaign", tmp_path / "run"
     sweep(folder)
     before = sorted(folder.iterdir())
-    for go_there in (partial(pausefl.run, progress=False), check_goes_on):
+    for go_there in (partial(pausefl.run, progress=False), lambda of, there: check_goes_on(in_force(of), there)):
         with pytest.raises(ConfigError, match=rf"^--run-dir {folder}: holds a campaign \(.*\); choose another$"):
             go_there(experiment(), folder)
     assert sorted(folder.iterdir()) == before

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from pausefl.experiment.experiment import parse_experiment
+from pausefl.experiment.in_force import in_force
 from pausefl.results import reading
 from pausefl.results.reading import read_run
 from pausefl.results.report import plots
@@ -58,7 +59,7 @@ def test_a_file_system_without_locks_is_named(name: str, tmp_path: Path, monkeyp
     folder = tmp_path / "no/such"
     said = r"its file system has no locks \((flock|fcntl): No locks available\); put it on a local disk$"
     uses: list[Callable[[], object]] = [
-        made_run_dir(EXPERIMENT, folder).__enter__,
+        made_run_dir(in_force(EXPERIMENT), folder).__enter__,
         claimed_clients(["a"], None, 1, folder).__enter__,
         lambda: prepare_folder(folder, "privacy.ledger_dir"),
     ]
@@ -274,19 +275,19 @@ def test_memory_stays(run_dirs: list[Path], work: Callable[[Path], None], monkey
 def test_a_run_that_fails_leaves_its_logs_alone_and_all_of_it_where_it_may_have_played(tmp_path: Path) -> None:
     """The folder can be used again once the cause is mended."""
     run_dir = tmp_path / "run"
-    with pytest.raises(PauseflError, match="no loss"), made_run_dir(EXPERIMENT, run_dir):
+    with pytest.raises(PauseflError, match="no loss"), made_run_dir(in_force(EXPERIMENT), run_dir):
         Store(run_dir / "run.db").close()
         for name in ("server.log", "step.json", "batched.json"):
             (run_dir / name).write_text("made by the run\n")
         (run_dir / "tensorboard").mkdir()
         raise PauseflError("no loss")
     assert [path.name for path in run_dir.iterdir()] == ["server.log"]
-    with pytest.raises(PauseflError, match="nobody answered"), made_run_dir(EXPERIMENT, run_dir):
+    with pytest.raises(PauseflError, match="nobody answered"), made_run_dir(in_force(EXPERIMENT), run_dir):
         with closing(Store(run_dir / "run.db")) as store:
             store.save_late_events(1, [LogEvent("joined", "client-000")])
         raise PauseflError("nobody answered")
     assert (run_dir / "run.db").exists(), "what client-000 may have spent is known"
-    with pytest.raises(PauseflError, match="moved"), made_run_dir(EXPERIMENT, tmp_path / "taken"):
+    with pytest.raises(PauseflError, match="moved"), made_run_dir(in_force(EXPERIMENT), tmp_path / "taken"):
         (tmp_path / "taken/checkpoints").mkdir()
         (tmp_path / "taken/run.db").rename(tmp_path / "elsewhere.db")
         raise PauseflError("moved")
@@ -298,15 +299,15 @@ def test_a_run_that_fails_leaves_its_logs_alone_and_all_of_it_where_it_may_have_
 def test_a_run_that_has_lost_its_log_is_not_begun_anew(what: str, tmp_path: Path) -> None:
     """The clients' ledgers hold spent ε that a new log would not know."""
     run_dir = tmp_path / "run"
-    with made_run_dir(EXPERIMENT, run_dir):
+    with made_run_dir(in_force(EXPERIMENT), run_dir):
         (run_dir / "checkpoints").mkdir()  # `Checkpoint` makes it before the first job
     log = run_dir / "run.db"
     log.write_bytes(b"") if what == "is empty" else log.unlink()
     refused = pytest.raises(ConfigError, match=r"run\.db: is missing or empty, but a run began there; restore it")
-    with refused, made_run_dir(EXPERIMENT, run_dir, resume=True):
+    with refused, made_run_dir(in_force(EXPERIMENT), run_dir, resume=True):
         pass
     shutil.rmtree(run_dir / "checkpoints")
-    with made_run_dir(EXPERIMENT, run_dir, resume=True):
+    with made_run_dir(in_force(EXPERIMENT), run_dir, resume=True):
         assert log.stat().st_size > 0
 
 
@@ -333,21 +334,22 @@ def test_a_whole_log_that_the_disk_does_not_take_is_to_be_restored_from_no_copy(
     ],
 )
 def test_an_error_that_is_not_the_disks_is_not_laid_to_the_directory(error: OSError, tmp_path: Path) -> None:
-    with pytest.raises(type(error)) as raised, made_run_dir(EXPERIMENT, tmp_path / "run"):
+    with pytest.raises(type(error)) as raised, made_run_dir(in_force(EXPERIMENT), tmp_path / "run"):
         raise error
     assert raised.value is error
 
 
 @pytest.mark.parametrize(("number", "file"), [(errno.ENOSPC, None), (errno.EACCES, "run/run.db")])
 def test_an_error_of_the_disk_is_laid_to_the_directory(number: int, file: str | None, tmp_path: Path) -> None:
-    with refused("run: cannot be written (it failed"), made_run_dir(EXPERIMENT, tmp_path / "run"):
+    with refused("run: cannot be written (it failed"), made_run_dir(in_force(EXPERIMENT), tmp_path / "run"):
         raise OSError(number, "it failed", file and str(tmp_path / file))
 
 
 def test_a_number_is_the_same_with_and_without_a_point_and_a_comparison_is_no_run(tmp_path: Path) -> None:
     """Free-form tables keep a number as it was typed, 1 or 1.0."""
     for value, resume in ((1.0, False), (1, True)):
-        with made_run_dir(EXPERIMENT.replace({"selection.pause.alpha": value}), tmp_path / "run", resume=resume):
+        tables = in_force(EXPERIMENT.replace({"selection.pause.alpha": value}))
+        with made_run_dir(tables, tmp_path / "run", resume=resume):
             pass
     # `make demo` leaves a comparison in a folder with the demo's name, like a run's.
     (tmp_path / CAMPAIGN_PLAN).touch()

@@ -21,7 +21,7 @@ from pausefl.experiment.client_records import budget_of, mechanism_of, method_of
 from pausefl.experiment.delays.laws import DELAYS, EXCHANGE_DELAYS
 from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.experiment.groups import behaviours_of, drift_laws_of, presence_of
-from pausefl.experiment.in_force import config_toml
+from pausefl.experiment.in_force import config_toml, in_force
 from pausefl.experiment.population.availability import AVAILABILITIES
 from pausefl.experiment.population.behaviours import BEHAVIOURS
 from pausefl.experiment.population.simulated_drifts import DRIFTS
@@ -367,7 +367,7 @@ def test_a_config_holds_every_value_in_force(
         said = {"workload": {"training": {"kind": kind, "alpha": 0.1}}, "aggregation": {"optimizer": {"kind": kind}}}
     experiment = parse_experiment(tomli_w.dumps(said))
     assert_config_is_in_force(experiment)
-    text = config_toml(experiment)
+    text = config_toml(in_force(experiment))
     assert [name for name in defaults_of(kind, kinds[kind]) if name not in text] == []
 
 
@@ -393,9 +393,9 @@ def test_a_preset_survives_being_written_down_with_all_its_defaults(name: str, t
 
 def assert_config_is_in_force(experiment: Experiment) -> None:
     """Check that the config of a run, parsed again, gives the same records and the same values."""
-    text = config_toml(experiment)
+    text = config_toml(in_force(experiment))
     again = parse_experiment(text)
-    assert config_toml(again) == text
+    assert config_toml(in_force(again)) == text
     for resolved in (
         lambda e: selected_policy(e.selection),
         lambda e: repr(client_plan(e).links),
@@ -510,5 +510,5 @@ def test_a_summary_is_json_whatever_a_policy_takes_and_a_resumed_run_has_the_sam
         play_virtually(plan_of(experiment, "run"), tmp_path, lambda _: None)
         summary = json.loads((tmp_path / "summary.json").read_text("utf-8"), parse_constant=refuse)
         assert summary["policy_parameters"].items() >= told.items()
-        again = parse_experiment(config_toml(experiment))
+        again = parse_experiment(config_toml(in_force(experiment)))
         assert selected_policy(again.selection) == selected_policy(experiment.selection)

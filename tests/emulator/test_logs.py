@@ -16,6 +16,7 @@ import pytest
 
 from pausefl.cli import main
 from pausefl.experiment.experiment import load_experiment, parse_experiment
+from pausefl.experiment.in_force import in_force
 from pausefl.runtime import provenance
 from pausefl.runtime.client.failures import telling_failures
 from pausefl.runtime.client.plan import client_plan
@@ -152,7 +153,7 @@ def test_a_server_on_a_terminal_speaks_to_people_unless_asked_for_json(tmp_path:
 
 def test_each_start_is_noted_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = load_experiment("demo")
-    with made_run_dir(experiment, tmp_path / "run"):
+    with made_run_dir(in_force(experiment), tmp_path / "run"):
         for arguments in (["/usr/bin/pausefl", "run", "demo"], ["src/pausefl/__main__.py", "run", "--resume", "a run"]):
             monkeypatch.setattr("sys.argv", arguments)
             provenance.note_start(tmp_path / "run")

@@ -58,7 +58,7 @@ def config_in(folder: Path, **keys: Any) -> Path:
 
 
 def begin(run_dir: Path, of: Experiment, *, resume: bool = False) -> None:
-    with made_run_dir(of, run_dir, resume=resume):
+    with made_run_dir(in_force(of), run_dir, resume=resume):
         pass
 
 
@@ -209,7 +209,7 @@ def test_an_extension_that_was_cut_short_leaves_a_readable_run(tmp_path: Path, m
         with pytest.raises(KeyboardInterrupt):
             begin(tmp_path / "run", longer, resume=True)
     assert in_force(stored_experiment(tmp_path / "run")) == in_force(shorter)
-    with made_run_dir(longer, tmp_path / "run", resume=True):
+    with made_run_dir(in_force(longer), tmp_path / "run", resume=True):
         assert in_force(stored_experiment(tmp_path / "run")) == in_force(longer)
 
 
@@ -262,7 +262,7 @@ def test_a_run_goes_on_elsewhere(tmp_path: Path) -> None:
     began = experiment()
     begin(tmp_path / "run", began)
     elsewhere = parse_experiment(SYNTHETIC.replace("metrics.enabled = false", ELSEWHERE), PLAYED)
-    with made_run_dir(elsewhere, tmp_path / "run", resume=True):
+    with made_run_dir(in_force(elsewhere), tmp_path / "run", resume=True):
         assert in_force(stored_experiment(tmp_path / "run")) == in_force(began)
 
 
@@ -285,11 +285,11 @@ def test_input_that_is_refused_takes_nothing_away_that_was_not_made_for_it(tmp_p
     """Files put there while the run was tried stay as well."""
     (tmp_path / "mine").mkdir()
     for run_dir in (tmp_path / "mine", tmp_path / "a/b/c"):
-        with pytest.raises(ConfigError, match="bad input"), made_run_dir(experiment(), run_dir):
+        with pytest.raises(ConfigError, match="bad input"), made_run_dir(in_force(experiment()), run_dir):
             (run_dir / "server.log").touch()
             raise ConfigError("bad input")
     assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
-    with pytest.raises(ConfigError, match="bad input"), made_run_dir(experiment(), tmp_path / "mine"):
+    with pytest.raises(ConfigError, match="bad input"), made_run_dir(in_force(experiment()), tmp_path / "mine"):
         (tmp_path / "mine/notes.txt").write_text("keep me")
         raise ConfigError("bad input")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]

@@ -17,6 +17,7 @@ import pytest
 
 from pausefl.certificates import make_certificates
 from pausefl.experiment.experiment import parse_experiment
+from pausefl.experiment.in_force import in_force
 from pausefl.runtime.client.connecting import connect_over_grpc, fetch_experiment, token_for
 from pausefl.runtime.client.plan import connection_plan
 from pausefl.runtime.plan import plan_of
@@ -394,9 +395,9 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 def test_who_may_join_is_of_the_place(tmp_path: Path) -> None:
     """Once a client could be locked out only by a new authority and new certificates for all other clients."""
     text = '[clients]\ncount = 3\n[selection]\nm = 2\n[workload]\nmodel = "synthetic"\n'
-    with made_run_dir(parse_experiment(text), tmp_path / "run"):
+    with made_run_dir(in_force(parse_experiment(text)), tmp_path / "run"):
         pass
     without = ['admission.clients=["client-000","client-002"]', "clients.minimum=2", "server.dead_after_s=5.0"]
     shorter = parse_experiment(text, [*without, "admission.tokens=tokens.txt"])
-    with made_run_dir(shorter, tmp_path / "run", resume=True):
+    with made_run_dir(in_force(shorter), tmp_path / "run", resume=True):
         assert parse_experiment(text, without[:1]).minimum_clients == 2

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pausefl.experiment.experiment import parse_experiment
-from pausefl.experiment.in_force import config_toml
+from pausefl.experiment.in_force import config_toml, in_force
 from pausefl.experiment.toml_source import own_document
 from pausefl.runtime.client.agreement import accepted, agreement_of, offer_of
 from pausefl.runtime.client.connecting import fetch_experiment
@@ -74,7 +74,7 @@ def test_a_kind_alone_is_the_table_of_that_kind(key: str) -> None:
 )
 def test_the_file_of_a_resumed_run_agrees_with_the_one_it_began_with(said: list[str]) -> None:
     began = parse_experiment(TWO, said)
-    assert agreement_of(parse_experiment(config_toml(began))) == agreement_of(began)
+    assert agreement_of(parse_experiment(config_toml(in_force(began)))) == agreement_of(began)
 
 
 def refusal(theirs: dict[str, str], run_has: dict[str, str]) -> str:

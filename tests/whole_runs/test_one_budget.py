@@ -16,6 +16,7 @@ import pytest
 
 import pausefl
 from pausefl.experiment.experiment import parse_experiment
+from pausefl.experiment.in_force import in_force
 from pausefl.results import accounting
 from pausefl.results.accounting import tighter_epsilon
 from pausefl.results.reading import CLIENTS
@@ -303,7 +304,7 @@ def test_refused_input_takes_no_ledger_away_that_has_released(tmp_path: Path, re
                 ledger.record(ReleaseKey("run", 1, 1, "model"), ledger.next_charge(), "update", memoryview(b"noised"))
         raise ConfigError("bad input")
 
-    with pytest.raises(ConfigError), made_run_dir(parse_experiment(""), tmp_path / "run"):
+    with pytest.raises(ConfigError), made_run_dir(in_force(parse_experiment("")), tmp_path / "run"):
         refuse()
     assert (tmp_path / "run/ledgers/a.db").exists() == bool(releases)
 

@@ -38,15 +38,15 @@ def server(options: argparse.Namespace) -> None:
         raise ConfigError("--resume: needs --run-dir")
     run_dir = Path(options.run_dir) if options.resume else new_run_dir(config_name(options), options.run_dir)
     observers = load_observers(experiment.experiment.observers)
+    plan = plan_of(experiment, run_dir.name)
     with ExitStack() as running:
-        running.enter_context(made_run_dir(experiment, run_dir, resume=options.resume))
+        running.enter_context(made_run_dir(plan.settings, run_dir, resume=options.resume))
         refuse_clients_elsewhere(run_dir, served=True)
         set_up_log(run_dir.name)
-        plan = plan_of(experiment, run_dir.name)
         report = running.enter_context(printed_events(run_dir.name))
-        observed = running.enter_context(Observed(report, observers, run_dir, plan.shows))
+        observed = running.enter_context(Observed(report, observers, run_dir, plan.settings))
         was_served = is_served(run_dir)
-        note_start(run_dir, code=own_code(experiment), served=True)
+        note_start(run_dir, code=own_code(plan.settings), served=True)
         try:
             result = serve_run(plan.server, run_dir, observed.show, back_to_of(options))
         except PauseflError:

@@ -63,14 +63,14 @@ def validate(options: argparse.Namespace) -> None:
         return
     if options.config is None:
         raise ConfigError("needs CONFIG or --list")
-    from pausefl.experiment.in_force import listing
+    from pausefl.experiment.in_force import in_force, listing
     from pausefl.runtime.evaluator.preflight import check_own_code, try_out
     from pausefl.runtime.run_dir import check_goes_on
     from pausefl.studies.ahead import ahead
 
     experiment = experiment_of(options)
     if options.run_dir is not None:
-        check_goes_on(experiment, Path(options.run_dir))
+        check_goes_on(in_force(experiment), Path(options.run_dir))
     check_own_code(experiment)
     print(listing(experiment), end="", flush=True)
     for found in try_out(experiment, lambda text: print(f"pausefl: {text}", file=sys.stderr)):

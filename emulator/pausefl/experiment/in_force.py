@@ -33,18 +33,21 @@ _OF_THE_PLACE = re.compile(
 
 _COLUMNS = 80
 
+Tables = Mapping[str, Any]
+"""An experiment as data: its tables by name, as `in_force` makes them and a run's config.toml holds them."""
 
-def config_toml(experiment: Experiment) -> str:
-    """The experiment as TOML, with every value in force."""
-    document, header = _without_none(in_force(experiment)), "[experiment.by_value]\n"
+
+def config_toml(tables: Tables) -> str:
+    """The tables as TOML, which is a run's config.toml."""
+    document, header = _without_none(tables), "[experiment.by_value]\n"
     code, document["experiment"]["by_value"] = document["experiment"]["by_value"], {}
     # Code may hold all data of a notebook. Literal texts are read at once, others letter by letter.
     literal = "".join(f"{name} = '{text}'\n" for name, text in code.items())
     return tomli_w.dumps(document).replace(header, header + literal, 1)
 
 
-def in_force(experiment: Experiment) -> dict[str, Any]:
-    """Each table of the experiment with every value in force; None for a key without a value."""
+def in_force(experiment: Experiment) -> Tables:
+    """The experiment's tables with every value in force; None for a key without a value."""
     document = experiment.model_dump(mode="json")
     selection, aggregation = document["selection"], document["aggregation"]
     selection[selection["policy"]] = _parameters(selected_policy(experiment.selection))
@@ -59,9 +62,9 @@ def in_force(experiment: Experiment) -> dict[str, Any]:
     return document
 
 
-def what_is_played(document: Mapping[str, Any]) -> dict[str, Any]:
+def what_is_played(tables: Tables) -> dict[str, Any]:
     """The values in an experiment's tables that its results depend on, by dotted key."""
-    return {key: value for key, value in _values(document, "") if not _OF_THE_PLACE.match(key)}
+    return {key: value for key, value in _values(tables, "") if not _OF_THE_PLACE.match(key)}
 
 
 def _values(value: Any, key: str) -> Iterator[tuple[str, Any]]:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.groups import ClientGroups
+from pausefl.experiment.in_force import Tables, in_force
 from pausefl.experiment.links import LinkPlan, check_netem, processes_of
 from pausefl.experiment.tables import ClientGroup
 from pausefl.runtime.client.plan import ClientPlan, client_plan
@@ -34,8 +34,8 @@ class RunPlan:
     """Whether the run uses the virtual clock, where one process plays all parts."""
     network: Mapping[str, tuple[Shape, Shape]] | None
     """Each client's downlink and uplink, if the kernel emulates them; None: clients delay their messages themselves."""
-    shows: Mapping[str, Any]
-    """Every setting, by table and key, for observers and trackers."""
+    settings: Tables
+    """The experiment's tables, which bind the run's directory, and which observers get."""
 
 
 def plan_of(experiment: Experiment, run: str, fleet: StandingFleet | None = None) -> RunPlan:
@@ -56,7 +56,7 @@ def plan_of(experiment: Experiment, run: str, fleet: StandingFleet | None = None
         processes=() if is_virtual or fleet else tuple(processes),
         is_virtual=is_virtual,
         network=network,
-        shows=experiment.model_dump(mode="json"),
+        settings=in_force(experiment),
     )
 
 

@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.in_force import Tables
 from pausefl.experiment.objects import texts_of
 from pausefl_process.databases import open_read_only
 from pausefl_process.machine import machine_in_words
@@ -107,7 +107,7 @@ def this_start() -> dict[str, str]:
     }
 
 
-def own_code(experiment: Experiment) -> str:
+def own_code(tables: Tables) -> str:
     """The user's own modules and packages that an experiment names, each with a digest of its source; "; " between.
 
     Installed packages count if they are plug-ins. Code that is carried by value has its digest in its name.
@@ -115,11 +115,11 @@ def own_code(experiment: Experiment) -> str:
     groups = [group for group in entry_points().groups if group.startswith("pausefl.")]
     plugged = {point.name: point.value for group in groups for point in entry_points(group=group)}
     versions = set()
-    for text in texts_of(experiment.model_dump(mode="json")):
+    for text in texts_of(tables):
         module, is_code, _ = plugged.get(text, text).partition(":")
         name = module.partition(".")[0]
         with suppress(ValueError, OSError):  # it is no name of a module, in memory alone, or cannot be read
-            spec = find_spec(name) if is_code and name not in experiment.experiment.by_value else None
+            spec = find_spec(name) if is_code and name not in tables["experiment"]["by_value"] else None
             if spec is not None and (text in plugged or not is_library(name, spec.origin or "")):
                 versions.add(f"{name} {_digest(spec)}")
     return "; ".join(sorted(versions))

@@ -66,19 +66,19 @@ def run_experiment(
         prepare_folder(Path(folder), f'privacy.ledger_dir = "{folder}"')
     count, is_virtual = experiment.clients.count, experiment.experiment.clock == "virtual"
     refuse_few_files(clients=count, ledgers=count if is_virtual else experiment.clients_per_process)
-    with made_run_dir(experiment, run_dir, resume=resume) as lock:
-        if back_to is None and _is_finished(experiment, run_dir, has_report=has_report):
+    plan = plan_of(experiment, run_dir.name, fleet)
+    with made_run_dir(plan.settings, run_dir, resume=resume) as lock:
+        if back_to is None and _is_finished(run_dir, plan.server.settings.rounds, has_report=has_report):
             return {**read_summary(run_dir)}
-        plan = plan_of(experiment, run_dir.name, fleet)
         if not resume:
             check_rounds(plan.clients.presence)
         owners = owners_of(experiment.workload, experiment.client_ids, experiment.experiment.seed_of("split"))
-        own, address = own_code(experiment), fleet.address if fleet else ""
+        own, address = own_code(plan.settings), fleet.address if fleet else ""
         note_start(run_dir, code=own, owners=owners, served=fleet is not None, fleet=address)
         processes = Fleet(plan, run_dir, lock, back_to, stop)
         if has_report and is_virtual:  # the import takes a second; another process plays meanwhile
             Thread(target=import_module, args=["pausefl.results.report"], daemon=True).start()
-        with Observed(report, observers, run_dir, plan.shows, run_dir / "server.log") as observed:
+        with Observed(report, observers, run_dir, plan.settings, run_dir / "server.log") as observed:
             processes.run(observed.show)
     figures = Figures()
     if has_report and not processes.was_terminated:
@@ -92,8 +92,8 @@ def run_experiment(
     return {**read_summary(run_dir)}
 
 
-def _is_finished(experiment: Experiment, run_dir: Path, *, has_report: bool) -> bool:
+def _is_finished(run_dir: Path, rounds: int, *, has_report: bool) -> bool:
     """Whether every round was played, and the summary and any wanted report exist."""
     if not all((run_dir / name).exists() for name in ("summary.json", *([REPORT] if has_report else []))):
         return False
-    return read_summary(run_dir)["rounds"] == experiment.experiment.rounds
+    return read_summary(run_dir)["rounds"] == rounds

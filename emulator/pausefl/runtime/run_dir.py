@@ -16,8 +16,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pausefl.experiment.experiment import Experiment, parse_experiment, with_values
-from pausefl.experiment.in_force import config_toml, in_force, what_is_played
+from pausefl.experiment.experiment import Experiment, parse_experiment
+from pausefl.experiment.in_force import Tables, config_toml, in_force, what_is_played
 from pausefl.experiment.toml_source import measured_files
 from pausefl.runtime.provenance import fleet_of, is_served, meta_of
 from pausefl_process.databases import open_read_only
@@ -93,9 +93,10 @@ def remove_unused(folder: Path) -> None:
 
 
 @contextmanager
-def made_run_dir(experiment: Experiment, run_dir: Path, *, resume: bool = False) -> Iterator[Lock]:
+def made_run_dir(tables: Tables, run_dir: Path, *, resume: bool = False) -> Iterator[Lock]:
     """Prepare a directory for a new run or, with `resume`, for the run it holds, if any. Yields its lock for the block.
 
+    `tables` are those of the run's experiment, with every value in force.
     ConfigError if another process uses it, if it cannot be written, or if it holds another run. After a ConfigError in
     the block, all new files are removed, unless a round was played or an update released. After another failure before
     any client joined, only the logs remain.
@@ -106,7 +107,7 @@ def made_run_dir(experiment: Experiment, run_dir: Path, *, resume: bool = False)
         before = {name for name in _MADE if (run_dir / name).exists()}
         with locked(run_dir / "lock", f"run directory {run_dir}") as lock:
             try:
-                _begin_or_go_on(experiment, run_dir, resume=resume)
+                _begin_or_go_on(tables, run_dir, resume=resume)
                 yield lock
             except PauseflError as error:
                 is_refused = isinstance(error, ConfigError)
@@ -151,19 +152,19 @@ def stored_experiment(run_dir: Path) -> Experiment:
     return parse_experiment(data.decode("utf-8", "replace"), file=str(path))
 
 
-def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> None:
+def _begin_or_go_on(tables: Tables, run_dir: Path, *, resume: bool) -> None:
     """Bind the run to its configuration. A new run writes config.toml; a resumed run may only differ in more rounds."""
     _refuse_place(run_dir, resume=resume)
     if (run_dir / "run.db").exists():
-        if _extends(experiment, run_dir):
-            _extend(run_dir, experiment)
+        if _extends(tables, run_dir):
+            _extend(run_dir, tables)
         text = (run_dir / "config.toml").read_bytes()
     else:
-        text = config_toml(experiment).encode()
+        text = config_toml(tables).encode()
         write_durably(run_dir / "config.toml", text)
     with closing(Store(run_dir / "run.db")) as store:  # opening it finds damage before any process is started
         if store.meta(_CONFIG_DIGEST) is None:
-            store.set_meta(_FILE_DIGESTS, json.dumps(_file_digests(experiment)))
+            store.set_meta(_FILE_DIGESTS, json.dumps(_file_digests(tables)))
             store.set_meta(_CONFIG_DIGEST, _digest(text))
 
 
@@ -177,25 +178,25 @@ def _refuse_place(run_dir: Path, *, resume: bool) -> None:
         refuse_run_in(run_dir)
 
 
-def refuse_changed_files(experiment: Experiment, run_dir: Path) -> None:
+def refuse_changed_files(tables: Tables, run_dir: Path) -> None:
     """Raise ConfigError if a file of measured data was changed since the run in a directory began."""
     begun_with = json.loads(meta_of(run_dir, _FILE_DIGESTS) or "{}")
-    for file, digest in _file_digests(experiment).items():
+    for file, digest in _file_digests(tables).items():
         if begun_with.get(file, digest) != digest:
             raise ConfigError(f"{file}: was changed since the run in {run_dir} began; restore it from a copy")
 
 
-def _file_digests(experiment: Experiment) -> dict[str, str]:
+def _file_digests(tables: Tables) -> dict[str, str]:
     """The digest of each file of measured data that is on this machine, by its path."""
-    files = {Path(table[name]) for table, name in measured_files(experiment.model_dump(mode="json"))}
+    files = {Path(table[name]) for table, name in measured_files(tables)}
     return {str(file): _digest(file.read_bytes()) for file in files if file.is_file()}
 
 
-def check_goes_on(experiment: Experiment, run_dir: Path) -> None:
+def check_goes_on(tables: Tables, run_dir: Path) -> None:
     """ConfigError if the directory holds a run of another experiment, or one without rounds left. Writes nothing."""
     _refuse_place(run_dir, resume=True)
-    rounds = experiment.experiment.rounds
-    if not (run_dir / "run.db").exists() or _extends(experiment, run_dir):
+    rounds = tables["experiment"]["rounds"]
+    if not (run_dir / "run.db").exists() or _extends(tables, run_dir):
         return
     if _rounds_at_its_end(run_dir) == rounds:
         raise ConfigError(
@@ -216,33 +217,31 @@ def has_rounds(run_dir: Path) -> bool:
     return _has_rows(run_dir / "run.db", "rounds", if_unreadable=False)
 
 
-def _extends(experiment: Experiment, run_dir: Path) -> bool:
+def _extends(tables: Tables, run_dir: Path) -> bool:
     """Whether the experiment is the run's, with more rounds. ConfigError if other keys, or files of data, differ."""
-    refuse_changed_files(experiment, run_dir)
-    stored = stored_experiment(run_dir)
-    if not differences(stored, experiment):
-        return False
-    begun, wanted = stored.experiment.rounds, experiment.experiment.rounds
-    if found := differences(with_values(stored, "experiment", rounds=wanted), experiment):
+    refuse_changed_files(tables, run_dir)
+    stored = in_force(stored_experiment(run_dir))
+    begun, wanted = (of["experiment"]["rounds"] for of in (stored, tables))
+    if found := [told for told in differences(stored, tables) if not told.startswith("experiment.rounds ")]:
         told = "; ".join(found[:_MOST_NAMED])
         raise ConfigError(f"--run-dir {run_dir}: holds the run of another experiment: {told}")
     if wanted < begun:
         raise ConfigError(f"experiment.rounds = {wanted}: the run in {run_dir} goes to {begun} already, give it more")
-    return True
+    return bool(wanted > begun)
 
 
-def _extend(run_dir: Path, experiment: Experiment) -> None:
+def _extend(run_dir: Path, tables: Tables) -> None:
     """Write the configuration with more rounds. Meanwhile the log holds the old and the new digest."""
-    path, text = run_dir / "config.toml", config_toml(experiment).encode()
+    path, text = run_dir / "config.toml", config_toml(tables).encode()
     with closing(Store(run_dir / "run.db")) as store:
         store.set_meta(_CONFIG_DIGEST, f"{_digest(path.read_bytes())} {_digest(text)}")
         write_durably(path, text)
         store.set_meta(_CONFIG_DIGEST, _digest(text))
 
 
-def differences(stored: Experiment, wanted: Experiment) -> list[str]:
+def differences(stored: Tables, wanted: Tables) -> list[str]:
     """A text for each key that affects results and has different values in the two experiments, with both values."""
-    there, here = (what_is_played(in_force(experiment)) for experiment in (stored, wanted))
+    there, here = what_is_played(stored), what_is_played(wanted)
     found = []
     for key in sorted(there.keys() | here.keys()):
         is_of_a_policy = key.startswith("selection.") and key.count(".") > 1

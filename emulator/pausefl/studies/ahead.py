@@ -6,6 +6,7 @@ import numpy as np
 
 from pausefl.experiment.delay_laws.base import sampled_delays
 from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
+from pausefl.experiment.in_force import in_force
 from pausefl.experiment.links import plan_links
 from pausefl.experiment.toml_source import preset_names
 from pausefl.results.statistics import three_digits
@@ -30,7 +31,7 @@ def ahead(experiment: Experiment, source: str = "") -> Iterator[str]:
         )
     is_preset = source in preset_names()
     base, name = (load_experiment(source), source) if is_preset else (parse_experiment(""), "the defaults")
-    for line in differences(base, experiment):
+    for line in differences(in_force(base), in_force(experiment)):
         key, _, values = line.partition(" is ")
         yield f"{key}: {values.replace(' there, ', f' in {name}, ')}"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.in_force import in_force
 from pausefl.outcomes import RunInterrupted, with_resume_command
 from pausefl.results.reading import read_run
 from pausefl.results.stored_summary import read_summary
@@ -176,12 +177,13 @@ def is_played(run: Planned, folder: Path) -> bool:
     run_dir = folder / run.name
     if not is_finished(run_dir):
         return False
-    if differences(stored_experiment(run_dir), run.experiment):
+    planned = in_force(run.experiment)
+    if differences(in_force(stored_experiment(run_dir)), planned):
         raise ConfigError(
             f"{run_dir}: holds a finished run of another experiment; delete it to play the planned one, or choose"
             " another folder"
         )
-    refuse_changed_files(run.experiment, run_dir)
+    refuse_changed_files(planned, run_dir)
     return True
 
 
