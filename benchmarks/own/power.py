@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.own.trade_off import epsilon_by_trade_off
-from pausefl.experiment.client_records import budget_of
 from pausefl.experiment.experiment import load_experiment
 from pausefl_audit.audit import FALSE_ALARM
 from pausefl_audit.findings import Guesses, guesses_all, multiple_of_claims
@@ -21,7 +20,7 @@ _RELEASES = (5, 15, 75, 500)
 def cases() -> Iterator[dict[str, Any]]:
     """Yields a case for each preset, at the ε of its first release, and each number of releases."""
     for preset in _PRESETS:
-        budget = budget_of(load_experiment(preset).privacy)
+        budget = load_experiment(preset).privacy.budget
         assert budget is not None
         for releases in _RELEASES:
             epsilon, canaries = budget.epsilon(1), _CANARIES * releases

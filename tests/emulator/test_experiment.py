@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import Parameter
 
-from pausefl.experiment.client_records import budget_of, mechanism_of, method_of, partitioner_of, schedule_of
+from pausefl.experiment.client_records import method_of, partitioner_of
 from pausefl.experiment.delays.laws import DELAYS, EXCHANGE_DELAYS
 from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.experiment.groups import behaviours_of, drift_laws_of, presence_of
@@ -452,11 +452,11 @@ def test_round_1_waits_for_everybody_and_tau_min_is_estimated_unless_said() -> N
 
 def test_privacy_is_all_or_nothing_and_what_changes_it_changes_what_both_ends_compare() -> None:
     on, off = parse(), parse("privacy.enabled=false")
-    assert all((budget_of(on.privacy), mechanism_of(on.privacy), schedule_of(on.privacy)))
-    assert (budget_of(off.privacy), mechanism_of(off.privacy), schedule_of(off.privacy)) == (None, None, "")
+    assert all((on.privacy.budget, on.privacy.mechanism, on.privacy.schedule))
+    assert (off.privacy.budget, off.privacy.mechanism, off.privacy.schedule) == (None, None, "")
 
     for override in ("privacy.epsilon_budget=9.0", "privacy.eta=0.5", "privacy.unit=vector", "privacy.clip=0.5"):
-        assert schedule_of(parse(override).privacy) != schedule_of(on.privacy), override
+        assert parse(override).privacy.schedule != on.privacy.schedule, override
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))

@@ -17,7 +17,6 @@ import numpy as np
 from fuzz.malformed import malformed
 from fuzz.server_run import peak_rss_bytes, tracebacks
 from fuzz.tally import Tally
-from pausefl.experiment.client_records import budget_of, schedule_of
 from pausefl.experiment.experiment import Experiment, load_experiment
 from pausefl_client.privacy.ledger import Ledger
 from pausefl_proto.errors import DamageError
@@ -74,7 +73,7 @@ class ClientFuzz:
         """Play to the end."""
         (folder / "client.toml").write_text(toml_of(_EXPERIMENT), "utf-8")
         experiment = load_experiment(str(folder / "client.toml"))
-        self._schedule = schedule_of(experiment.privacy)
+        self._schedule = experiment.privacy.schedule
         async with self._listening() as port:
             process = _start_clients(folder, port)
             try:
@@ -189,7 +188,7 @@ class ClientFuzz:
 
     def _check_ledgers(self, folder: Path, experiment: Experiment) -> None:
         """Check that each ledger is consistent and has every release that left, at its price."""
-        budget = budget_of(experiment.privacy)
+        budget = experiment.privacy.budget
         assert budget is not None
         for client_id, left in self._released.items():
             path = folder / f"ledgers/{client_id}.db"

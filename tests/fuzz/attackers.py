@@ -12,7 +12,6 @@ import numpy as np
 from fuzz.http2 import ATTACKS
 from fuzz.malformed import malformed
 from fuzz.tally import Tally
-from pausefl.experiment.client_records import schedule_of
 from pausefl.experiment.experiment import Experiment
 from pausefl.runtime.client.agreement import agreement_of
 from pausefl_proto.v1 import federation_pb2 as pb
@@ -31,7 +30,7 @@ class Target:
         self.port = port
         self.seed = seed
         self.vector = np.zeros(model_bytes // 4, np.float32)
-        self._schedule = schedule_of(experiment.privacy)
+        self._schedule = experiment.privacy.schedule
         self._agreement = agreement_of(experiment)
 
     def hello(self, client_id: str) -> pb.ClientMessage:

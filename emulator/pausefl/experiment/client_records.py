@@ -1,66 +1,19 @@
-"""Builds the client's records from an experiment: budget, mechanism, training method, data. Each is checked at once."""
+"""Builds the client's records from [workload]: its training method and its data."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pausefl.experiment.kinds import read_kind
-from pausefl.experiment.tables import PrivacyTable, Workload
+from pausefl.experiment.tables import Workload
 from pausefl_client.data.datasets import DATASETS, Dataset, load_dataset
 from pausefl_client.data.partition import PARTITIONERS, ByClient, Dealt, Partitioner, partition
-from pausefl_client.privacy.mechanism import Mechanism
-from pausefl_client.privacy.release import schedule_key
 from pausefl_client.registries import MODELS, TRAINING_METHODS, WITH_CONTROL
 from pausefl_proto.arrays import IntArray
-from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:  # the import needs torch
     from pausefl_client.training.method import TrainingMethod
-
-
-def budget_of(privacy: PrivacyTable) -> Budget | None:
-    """The privacy budget: ε̄, η and the least ε of a release. None without privacy. ConfigError for bad values."""
-    if not privacy.enabled:
-        return None
-    budget = Budget(privacy.epsilon_budget, privacy.eta, privacy.epsilon_floor)
-    if not privacy.noise_to_clip_max:
-        return budget
-    if privacy.noise_to_clip_max < budget.noise_to_clip(1):
-        raise ConfigError(
-            f"privacy.noise_to_clip_max = {privacy.noise_to_clip_max:g}: must be at least"
-            f" 2/epsilon_1 = {budget.noise_to_clip(1):g}, or no client could ever release anything"
-        )
-    return replace(budget, epsilon_floor=max(privacy.epsilon_floor, 2 / privacy.noise_to_clip_max))
-
-
-def mechanism_of(privacy: PrivacyTable) -> Mechanism | None:
-    """The mechanism that clips updates and adds noise. None in a run without privacy."""
-    return Mechanism(privacy.unit, privacy.clip) if privacy.enabled else None
-
-
-def schedule_of(privacy: PrivacyTable) -> str:
-    """The key of the privacy settings, empty without privacy. A client refuses a job whose key differs from its own."""
-    budget, mechanism = budget_of(privacy), mechanism_of(privacy)
-    return schedule_key(budget, mechanism, privacy.noise) if budget is not None and mechanism is not None else ""
-
-
-def with_statistics(workload: Workload, privacy: PrivacyTable) -> Workload:
-    """The workload with `statistics` decided. Raises ConfigError for a contradiction, or an undeclared disclosure."""
-    stay_with_fedbn = method_name(workload) == "fedbn"
-    if workload.statistics != "average":
-        stay = workload.statistics == "local" or privacy.enabled or stay_with_fedbn
-        return replace(workload, statistics="local" if stay else "average")
-    key = 'workload.statistics = "average"'
-    if stay_with_fedbn:
-        raise ConfigError(f'{key}: goes without workload.training = "fedbn", whose normalisation is each client\'s own')
-    if privacy.enabled and "statistics" not in privacy.disclose:
-        raise ConfigError(
-            f"{key}: clients would tell means and variances of their data without noise; add privacy.disclose ="
-            ' ["statistics"], or set "local"'
-        )
-    return workload
 
 
 def method_of(workload: Workload) -> "TrainingMethod":
@@ -133,21 +86,3 @@ def owners_of(workload: Workload, client_ids: Sequence[str], seed: int) -> dict[
         return {}
     owners = data.train.owners
     return {} if owners is None else {c: str(owners[rows[0]]) for c, rows in zip(client_ids, parts, strict=True)}
-
-
-def check_privacy(privacy: PrivacyTable) -> None:
-    """Raise ConfigError for keys of [privacy] that contradict each other."""
-    budget_of(privacy)
-    mechanism_of(privacy)
-    if privacy.ledger_dir and not privacy.enabled:
-        raise ConfigError(
-            "privacy.enabled = false: goes without privacy.ledger_dir only; updates would leave bare and uncharged, of"
-            " examples whose one budget is kept there"
-        )
-    if privacy.reproducible_noise and privacy.sampler == "opendp":
-        raise ConfigError('privacy.reproducible_noise = true: goes with privacy.sampler = "laplace" only')
-    if privacy.reproducible_noise and privacy.ledger_dir:
-        raise ConfigError(
-            "privacy.reproducible_noise = true: goes without privacy.ledger_dir only; noise from the seed hides"
-            " nothing, so it must not be charged to ledgers of private runs"
-        )

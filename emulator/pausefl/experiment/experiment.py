@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from pausefl.experiment.client_records import check_names, check_privacy, partitioner_of, with_statistics
+from pausefl.experiment.client_records import check_names, method_name, partitioner_of
 from pausefl.experiment.delays.laws import plan_training_times
 from pausefl.experiment.groups import check_groups
 from pausefl.experiment.links import LatencyTable, check_netem, sampled_links
@@ -101,6 +101,12 @@ class Experiment(TomlTable):
     def title(self) -> str:
         """The title under which a run of this experiment is displayed."""
         return " on ".join(labels_of((self.selection.policy, self.learned_from)).values())
+
+    @property
+    def trained(self) -> Workload:
+        """The workload with `statistics` decided."""
+        stay = self.privacy.enabled or method_name(self.workload) == "fedbn"
+        return replace(self.workload, statistics=self.workload.statistics or ("local" if stay else "average"))
 
     @property
     def disclosed(self) -> frozenset[str]:
@@ -210,9 +216,8 @@ def _check_fit(experiment: Experiment) -> None:
     check_finite(experiment.model_dump(exclude={"selection"}))  # sa-pause accepts an infinite cap
     _check_counts(experiment)
     check_groups(experiment.groups)
-    check_privacy(experiment.privacy)
     check_names(experiment.workload)
-    with_statistics(experiment.workload, experiment.privacy)
+    _check_statistics(experiment)
     partitioner_of(experiment.workload)
     if experiment.evaluation.address:
         check_address("evaluation.address", experiment.evaluation.address)
@@ -250,6 +255,20 @@ def _check_counts(experiment: Experiment) -> None:
     if examples is not None and examples < clients.count:
         raise ConfigError(
             f"workload.examples = {examples}: must be at least clients.count = {clients.count}, one for each"
+        )
+
+
+def _check_statistics(experiment: Experiment) -> None:
+    """Raise ConfigError if averaged running statistics contradict the training method, or disclose too much."""
+    key, privacy = 'workload.statistics = "average"', experiment.privacy
+    if experiment.workload.statistics != "average":
+        return
+    if method_name(experiment.workload) == "fedbn":
+        raise ConfigError(f'{key}: goes without workload.training = "fedbn", whose normalisation is each client\'s own')
+    if privacy.enabled and "statistics" not in privacy.disclose:
+        raise ConfigError(
+            f"{key}: clients would tell means and variances of their data without noise; add privacy.disclose ="
+            ' ["statistics"], or set "local"'
         )
 
 

@@ -7,7 +7,7 @@ import json
 from dataclasses import fields, replace
 from typing import Any
 
-from pausefl.experiment.client_records import budget_of, has_control, method_name
+from pausefl.experiment.client_records import has_control, method_name
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.groups import presence_of
 from pausefl.experiment.kinds import read_kind, read_record
@@ -57,7 +57,7 @@ def policy_of(experiment: Experiment) -> Policy:
 
 def noise_of(experiment: Experiment) -> tuple[str, bool]:
     """What `noise_ahead` says of the experiment, if all its clients are there. Empty in a run without privacy."""
-    if (budget := budget_of(experiment.privacy)) is None:
+    if (budget := experiment.privacy.budget) is None:
         return "", False
     return noise_ahead(budget, experiment.experiment.rounds, experiment.asked, experiment.clients.count)
 

@@ -2,14 +2,17 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from annotated_types import Ge, Le, MultipleOf
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from pausefl.experiment.validation import TomlTable
-from pausefl_client.privacy.mechanism import Clip, Sampler
+from pausefl_client.privacy.mechanism import Clip, Mechanism, Sampler
+from pausefl_client.privacy.release import schedule_key
 from pausefl_client.training.trainer import TrainingSettings
+from pausefl_proto.budget import Budget
+from pausefl_proto.errors import ConfigError
 from pausefl_proto.number_types import ClientCount, Count, NonNegative, Port, Positive, PositiveShare, Whole
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import MOST_ROUNDS
@@ -175,6 +178,48 @@ class PrivacyTable(TomlTable):
     def noise(self) -> Literal["laplace", "opendp", "reproducible"]:
         """The source of the noise: the sampler's name, or "reproducible", which is not private."""
         return "reproducible" if self.reproducible_noise else self.sampler
+
+    @property
+    def budget(self) -> Budget | None:
+        """The privacy budget: ε̄, η and the least ε of a release. None without privacy."""
+        if not self.enabled:
+            return None
+        least = 2 / self.noise_to_clip_max if self.noise_to_clip_max else 0.0
+        return Budget(self.epsilon_budget, self.eta, max(self.epsilon_floor, least))
+
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """The mechanism that clips updates and adds noise. None in a run without privacy."""
+        return Mechanism(self.unit, self.clip) if self.enabled else None
+
+    @property
+    def schedule(self) -> str:
+        """All of it as text, empty without privacy. A client refuses a job whose text differs from its own."""
+        budget, mechanism = self.budget, self.mechanism
+        return schedule_key(budget, mechanism, self.noise) if budget is not None and mechanism is not None else ""
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.enabled:
+            budget = Budget(self.epsilon_budget, self.eta, self.epsilon_floor)
+            if self.noise_to_clip_max and self.noise_to_clip_max < budget.noise_to_clip(1):
+                raise ConfigError(
+                    f"privacy.noise_to_clip_max = {self.noise_to_clip_max:g}: must be at least"
+                    f" 2/epsilon_1 = {budget.noise_to_clip(1):g}, or no client could ever release anything"
+                )
+        elif self.ledger_dir:
+            raise ConfigError(
+                "privacy.enabled = false: goes without privacy.ledger_dir only; updates would leave bare and uncharged,"
+                " of examples whose one budget is kept there"
+            )
+        if self.reproducible_noise and self.sampler == "opendp":
+            raise ConfigError('privacy.reproducible_noise = true: goes with privacy.sampler = "laplace" only')
+        if self.reproducible_noise and self.ledger_dir:
+            raise ConfigError(
+                "privacy.reproducible_noise = true: goes without privacy.ledger_dir only; noise from the seed hides"
+                " nothing, so it must not be charged to ledgers of private runs"
+            )
+        return self
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from pausefl.experiment.client_records import budget_of
 from pausefl.experiment.experiment import Experiment, load_experiment
 from pausefl.extras import needs
 from pausefl.library import count_of, load, path_of, run
@@ -147,7 +146,7 @@ def play_with_canaries(source: str | Path | Experiment, overrides: Sequence[str]
 
 def _audited(experiment: Experiment) -> Budget:
     """The experiment's privacy budget. PauseflError if there is no mechanism to audit, or noise is reproducible."""
-    budget = budget_of(experiment.privacy)
+    budget = experiment.privacy.budget
     if budget is None:
         raise PauseflError("privacy.enabled = false: there is no mechanism to audit, updates leave as they are")
     if experiment.privacy.reproducible_noise:

@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pausefl.experiment.client_records import schedule_of, with_statistics
 from pausefl.experiment.experiment import Experiment, experiment_of
 from pausefl.experiment.kind_defaults import fill_workload
 from pausefl.experiment.tables import PrivacyTable
@@ -32,9 +31,9 @@ _SCHEDULE = tuple(key for key in PrivacyTable.model_fields if key not in {"discl
 def agreement_of(experiment: Experiment) -> dict[str, str]:
     """Values that must be equal in server and client, by key, as JSON: training, data, and the clients that take part.
 
-    Privacy is compared separately (`client_records.schedule_of`).
+    Privacy is compared separately (`PrivacyTable.schedule`).
     """
-    workload = asdict(with_statistics(experiment.workload, experiment.privacy))
+    workload = asdict(experiment.trained)
     for key in _OWN["workload"]:
         del workload[key]
     for key in ("partition", "training"):  # a kind alone is a table of that kind with its defaults
@@ -132,11 +131,11 @@ def _check_privacy(offered: object, experiment: Experiment) -> None:
     """ConfigError if the run's privacy differs from the client's. It names the options with which to agree."""
     try:
         run = PrivacyTable.model_validate_json(as_json(offered if isinstance(offered, dict) else {}))
-        schedule = schedule_of(run)
+        schedule = run.schedule
     except (ValidationError, ConfigError):
         raise ConfigError("the server offers privacy that this client does not understand") from None
     own = experiment.privacy
-    if schedule == schedule_of(own):
+    if schedule == own.schedule:
         return
     there = {key: getattr(run, key) for key in _SCHEDULE if getattr(run, key) != getattr(own, key)}
     said = ", ".join(f"privacy.{key} is {_toml(getattr(own, key))} here, {_toml(v)} there" for key, v in there.items())

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from pausefl.experiment.client_records import budget_of, mechanism_of, schedule_of, with_statistics
 from pausefl.experiment.delay_laws.base import Delay, sampled_delays
 from pausefl.experiment.delays.laws import plan_training_times
 from pausefl.experiment.experiment import Experiment
@@ -133,7 +132,7 @@ def client_plan(experiment: Experiment) -> ClientPlan:
     return ClientPlan(
         training=_training(experiment, client_ids),
         privacy=_privacy(experiment.privacy),
-        schedule=schedule_of(experiment.privacy),
+        schedule=experiment.privacy.schedule,
         agreement=agreement_of(experiment),
         disclosed=experiment.disclosed,
         encoding=encoding_of(experiment.wire.dtype, experiment.wire.top_share),
@@ -156,7 +155,7 @@ def connection_plan(experiment: Experiment) -> ConnectionPlan:
 def _training(experiment: Experiment, client_ids: tuple[str, ...]) -> TrainingPlan:
     workload, seed = experiment.workload, experiment.experiment.seed
     return TrainingPlan(
-        workload=with_statistics(workload, experiment.privacy),
+        workload=experiment.trained,
         seed=seed,
         split_seed=experiment.experiment.seed_of("split"),
         client_ids=client_ids,
@@ -168,7 +167,7 @@ def _training(experiment: Experiment, client_ids: tuple[str, ...]) -> TrainingPl
 
 
 def _privacy(table: PrivacyTable) -> PrivacyPlan | None:
-    budget, mechanism = budget_of(table), mechanism_of(table)
+    budget, mechanism = table.budget, table.mechanism
     if budget is None or mechanism is None:
         return None
     return PrivacyPlan(budget, mechanism, table.noise, table.ledger_dir)

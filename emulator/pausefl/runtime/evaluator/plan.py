@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from pausefl.experiment.client_records import with_statistics
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.tables import EvaluationTable, Workload
 from pausefl.extras import require
@@ -58,8 +57,8 @@ def evaluator_plan(experiment: Experiment) -> EvaluatorPlan:
     if workload.model == "synthetic":
         raise ConfigError('workload.model = "synthetic": learns nothing that an evaluator could evaluate')
     seeds = experiment.experiment.seed_of("model"), experiment.experiment.seed_of("split")
-    trained, dead_after_s = with_statistics(workload, experiment.privacy), experiment.server.dead_after_s
-    return EvaluatorPlan(trained, *seeds, experiment.evaluation, experiment.tls.in_use(), dead_after_s)
+    dead_after_s = experiment.server.dead_after_s
+    return EvaluatorPlan(experiment.trained, *seeds, experiment.evaluation, experiment.tls.in_use(), dead_after_s)
 
 
 class StoredTensor(NamedTuple):
