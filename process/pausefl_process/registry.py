@@ -9,7 +9,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pausefl_process.plugins import imported
 from pausefl_process.signatures import misfit
@@ -31,7 +31,8 @@ class Registry(Mapping[str, Any]):
     """The built-in objects by name, or "module:name" texts, which are imported when they are used."""
     base: str = ""
     """The class, as "module:name", of which each object must be a subclass. Empty: each must be callable. pausefl calls
-    all methods of its own classes: the objects' methods must accept their arguments."""
+    all methods of its own classes: the objects' methods must accept their arguments. Of a Protocol, no subclass is
+    needed, and a function may make the objects."""
 
     def __getitem__(self, name: str) -> Any:
         found = self.built_in[name]
@@ -93,6 +94,8 @@ class Registry(Mapping[str, Any]):
         if not self.base:
             return "" if callable(found) else "is not callable"
         base = imported(self.base)
+        if Protocol in base.__bases__:
+            return misfit(found, base) if isinstance(found, type) else "" if callable(found) else "is not callable"
         if not (isinstance(found, type) and issubclass(found, base)):
             return f"must be a subclass of {self.base.replace(':', '.')}"
         if isabstract(found):

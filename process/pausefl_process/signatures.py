@@ -12,9 +12,13 @@ from types import FunctionType
 def misfit(found: type, base: type) -> str:
     """What is wrong with the first public method of `found` that does not accept the arguments of `base`'s; or ""."""
     for name, ours in getmembers_static(base, isfunction):
+        if name.startswith("_"):
+            continue
+        if not hasattr(found, name):
+            return f"has no method `{name}`"
         given = getattr_static(found, name)
         function = getattr(given, "__func__", given)  # the function in a static method or class method
-        if name.startswith("_") or given is ours:
+        if given is ours:
             continue
         if iscoroutinefunction(function) or not (callable(given) or hasattr(given, "__get__")):
             what = "a coroutine" if iscoroutinefunction(function) else f"of type {type(given).__name__}"

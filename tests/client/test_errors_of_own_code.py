@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from pausefl.experiment.population.availability import AVAILABILITIES
 from pausefl.experiment.population.behaviours import BEHAVIOURS
+from pausefl.experiment.population.simulated_drifts import DRIFTS
+from pausefl_client.data.partition import PARTITIONERS
 from pausefl_client.jobs import computed
 from pausefl_client.registries import TRAINING_METHODS
 from pausefl_process.plugins import errors_of_own_code, with_place
@@ -169,6 +172,18 @@ class Examples(Behaviour):
 class Method(TrainingMethod):
     def loss(self, model, batch): ...
 
+class Nights:
+    def off(self, client_id, rounds, rng): ...
+
+class Turns:
+    def on(self, client_id, rounds): ...
+
+class Rows:
+    def deal(self, dealt): ...
+
+class Drift:
+    def sample(self, rng, n): ...
+
 def with_a_word(method):
     @wraps(method)
     def wrapper(self, *arguments):
@@ -206,6 +221,10 @@ def file(own_module: Callable[[str, str], Path]) -> Path:
         (SERVER_OPTIMIZERS, "Step", "its `step` must take (theta, change, state); takes (theta, change) (FILE:33)"),
         (BEHAVIOURS, "Examples", "its `examples` must take (examples, classes, draw); takes (examples) (FILE:36)"),
         (TRAINING_METHODS, "Method", "its `loss` must take (model, batch, task); takes (model, batch) (FILE:39)"),
+        (AVAILABILITIES, "Nights", "has no method `on`"),
+        (AVAILABILITIES, "Turns", "its `on` must take (client_id, rounds, rng); takes (client_id, rounds) (FILE:45)"),
+        (PARTITIONERS, "Rows", "its `deal` must take (dealt, rng); takes (dealt) (FILE:48)"),
+        (DRIFTS, "Drift", "has no method `share_up_to`"),
     ],
 )
 def test_a_method_that_cannot_be_called_is_refused(file: Path, registry: Registry, name: str, message: str) -> None:

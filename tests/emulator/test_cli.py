@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 import pausefl
-from pausefl.cli import main
+from pausefl.cli import main, parser
 from pausefl.cli.experiments import summary_table
 from pausefl.cli.registries import REGISTRIES
 from pausefl.experiment.toml_source import preset_names
@@ -137,6 +137,8 @@ def test_a_folder_that_is_gone_or_that_no_file_can_name_is_said(tmp_path: Path, 
 
 def test_paths_are_printed_as_they_are(tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    dashed = str(tmp_path / "-r")  # "./-r" without its dot would be taken for an option where it is used
+    assert parser().parse_args(["run", "--resume", "./-r"]).resume == dashed
     for run_dir, policy, said in (("r[alpha]/:x:", "pause", "in the genie's own"), ("r[/alpha]", "all", "no regret: ")):
         main(["simulate", "demo", "--rounds", "20", "--run-dir", run_dir, "--set", f"selection.policy={policy}"])
         printed = capsys.readouterr().out

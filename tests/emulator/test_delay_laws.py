@@ -386,6 +386,11 @@ class Drifting:
         return float(threshold >= self.mean)
 
 
+class Twice(Drifting):
+    def share_up_to(self, threshold: float) -> float:
+        return 2 * threshold
+
+
 @pytest.mark.parametrize("drawn", [None, [0.5, 0.5], np.zeros(3), np.array([0.5, np.nan]), np.array(["0.5", "0.5"])])
 def test_what_a_law_of_drifts_draws_is_checked(drawn: object) -> None:
     law: Any = Drifting(drawn)
@@ -393,5 +398,8 @@ def test_what_a_law_of_drifts_draws_is_checked(drawn: object) -> None:
     wrong = f"clients.groups: {__name__}:Drifting.sample: must return an array of 2 finite numbers"
     with pytest.raises(ConfigError, match=f"^{re.escape(wrong)}$"):
         list(setting.drifts(2))
+    for mean, said in ((np.nan, "mean: must be a finite number; is nan"), (2.0, "share_up_to: must return")):
+        with pytest.raises(ConfigError, match=f"Twice.{said}"):
+            DriftSetting({"a": Twice(drawn, mean)}, setting.presence)
     law = Drifting(np.array([0, 1]))
     assert np.stack(list(DriftSetting({"a": law}, setting.presence).drifts(2))).tolist() == [[0], [1]]

@@ -159,6 +159,12 @@ class Returning:
         return self.returned
 
 
+class Unseeded(Returning):
+    def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> Any:
+        del client_id, rng
+        return np.random.default_rng().random(rounds) < 0.5
+
+
 WRONG = (np.ones(3, np.int64), "int64 of shape (3,)"), (np.ones(2, np.bool_), "bool of shape (2,)")
 
 
@@ -167,6 +173,8 @@ def test_what_an_availability_returns_is_checked(returned: object, said: str) ->
     wrong = f"clients.groups: {__name__}:Returning.on: must return a bool array of shape (3,); returned {said}"
     with pytest.raises(ConfigError, match=f"^{re.escape(wrong)}$"):
         reached(Returning(returned), "a", 3, 1)
+    with pytest.raises(ConfigError, match="differs where `rng` is the same; it must be the only source"):
+        reached(Unseeded(()), "a", 99, 1)
 
 
 def test_traces_of_seconds_and_of_fedscale_say_the_same_and_a_kept_array_stays(tmp_path: Path) -> None:

@@ -126,9 +126,16 @@ class _Returning:
         return self.returned
 
 
+class _Unseeded:
+    def deal(self, dealt: Dealt, rng: np.random.Generator) -> Any:
+        del rng
+        return np.array_split(np.random.default_rng().permutation(dealt.labels.size), dealt.clients)
+
+
 @pytest.mark.parametrize(
     ("partitioner", "clients", "message"),
     [
+        (_Unseeded(), 2, r"_Unseeded\.deal differs where `rng` is the same; it must be the only source of chance$"),
         (Iid(), 6001, r"clients\.count = 6001: must be from 1 to the 6000"),
         (Iid(), 0, r"clients\.count = 0"),
         (DominantLabel(dominant_share=0.05), 10, r"partition\.dominant_share = 0\.05: must be from 1/10"),

@@ -132,6 +132,14 @@ def test_staleness_weights_are_those_of_the_papers(rule: StalenessRule, weights:
     assert [rule.weight(tau) for tau in (0, 1, 9)] == pytest.approx(weights)
 
 
+def test_a_weight_may_be_a_number_of_numpy() -> None:
+    class Single(StalenessRule):
+        def weight(self, staleness: int) -> Any:
+            return np.float32(1) / np.float32(1 + staleness)
+
+    assert Asynchronous(staleness=Single()).weight(3) == 0.25
+
+
 @pytest.mark.parametrize("rule", STALENESS_RULES.built_in)
 def test_no_update_counts_more_for_an_older_model(rule: str) -> None:
     weights = [STALENESS_RULES[rule]().weight(tau) for tau in range(51)]

@@ -58,7 +58,19 @@ def partition(partitioner: Partitioner, dealt: Dealt, seed: int) -> list[IntArra
     dealt = replace(dealt, labels=read_only(dealt.labels), owners=owners)
     ours = (name for name, kind in PARTITIONERS.items() if isinstance(partitioner, kind))
     stream = next(ours, type(partitioner).__name__)
-    given: object = partitioner.deal(dealt, generator(seed, "partition", stream))
+    parts = _dealt(partitioner, dealt, generator(seed, "partition", stream))
+    _check(parts, dealt)
+    if stream not in PARTITIONERS:  # each process deals the examples out for itself
+        again = _dealt(partitioner, dealt, generator(seed, "partition", stream))
+        if not all(map(np.array_equal, parts, again)):
+            due = "it must be the only source of chance"
+            raise ConfigError(f"{_KEY}: {stream}.deal differs where `rng` is the same; {due}")
+    return parts
+
+
+def _dealt(partitioner: Partitioner, dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
+    """The rows of each client, sorted. ConfigError if they are no list of arrays."""
+    given: object = partitioner.deal(dealt, rng)
     due = f"{type(partitioner).__name__}.deal must return a list of arrays, the rows of each client"
     if not isinstance(given, Iterable):
         raise ConfigError(f"{_KEY}: {due}; returned {type(given).__name__}")
@@ -67,7 +79,6 @@ def partition(partitioner: Partitioner, dealt: Dealt, seed: int) -> list[IntArra
         if np.ndim(part) != 1:
             raise ConfigError(f"{_KEY}: {due}; returned {type(part).__name__} for one of them")
         parts.append(np.sort(part))
-    _check(parts, dealt)
     return parts
 
 
@@ -227,6 +238,7 @@ PARTITIONERS = Registry(
         "shards": Shards,
         "by-client": ByClient,
     },
+    base="pausefl_client.data.partition:Partitioner",
 )
 """Partitioners by their kind in the experiment."""
 

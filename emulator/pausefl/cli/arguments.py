@@ -35,10 +35,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _folder(text: str) -> str:
-    """A folder's path, which ends with its name: runs are called by it. An empty one means an unset shell variable."""
+    """A folder's path, which ends with its name: runs are called by it. An empty one means an unset shell variable.
+
+    The path never begins with a dash: commands that continue a run name it.
+    """
     if not text:
         raise argparse.ArgumentTypeError("is empty; name a folder")
-    return text if Path(text).name not in ("", "..") else str(Path(text).resolve())
+    path = Path(text)
+    return text if path.name not in ("", "..") and str(path)[0] != "-" else str(path.resolve())
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:

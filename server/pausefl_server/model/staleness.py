@@ -7,6 +7,7 @@ step is that of "plain" with α (θ_i − θ), for a client's model θ_i, in pla
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Literal
 
 from pausefl_process.registry import Registry
@@ -99,6 +100,7 @@ class Asynchronous(AsynchronousSteps):
     def weight(self, staleness: int) -> float:
         """s(τ), or 1 for "fedat"; PauseflError if a user's own rule returns a value that is not in (0, 1]."""
         weight = 1 if self.rule == "fedat" else self.staleness.weight(staleness)
-        if not (isinstance(weight, int | float) and 0 < weight <= 1):
-            raise PauseflError(f"asynchronous.staleness: returned {weight!r} for {staleness} steps; must be in (0, 1]")
+        if not (isinstance(weight, Real) and 0 < weight <= 1):
+            due = "must be a number in (0, 1]"
+            raise PauseflError(f"asynchronous.staleness: returned {weight!r} for {staleness} steps; {due}")
         return float(weight)

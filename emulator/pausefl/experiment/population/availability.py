@@ -148,7 +148,9 @@ def round_of(time_s: str | float, round_s: float) -> int:
 
 
 AVAILABILITIES = Registry(
-    "availabilities", {"always": Always, "cycle": Cycle, "markov": MarkovAvailability, "trace": Trace}
+    "availabilities",
+    {"always": Always, "cycle": Cycle, "markov": MarkovAvailability, "trace": Trace},
+    base="pausefl.experiment.population.availability:Availability",
 )
 
 
@@ -187,10 +189,14 @@ class Presence:
 def reached(availability: Availability, client_id: str, rounds: int, seed: int) -> BoolArray:
     """(rounds,) whether a client can be reached: a copy of what `Availability.on` returns for this seed and client.
 
-    Raises ConfigError if that is no (rounds,) bool array.
+    Raises ConfigError if that is no (rounds,) bool array, or another one the next time.
     """
-    on: object = availability.on(client_id, rounds, generator(seed, "availability", client_id))
-    if isinstance(on, np.ndarray) and on.dtype == np.bool_ and on.shape == (rounds,):
-        return on.copy()
-    method = f"{type(availability).__module__}:{type(availability).__name__}.on"
-    raise ConfigError(f"clients.groups: {method}: must return a bool array of shape ({rounds},); returned {form(on)}")
+    purpose = seed, "availability", client_id
+    on: object = availability.on(client_id, rounds, generator(*purpose))
+    method = f"clients.groups: {type(availability).__module__}:{type(availability).__name__}.on"
+    if not (isinstance(on, np.ndarray) and on.dtype == np.bool_ and on.shape == (rounds,)):
+        raise ConfigError(f"{method}: must return a bool array of shape ({rounds},); returned {form(on)}")
+    on, is_own = on.copy(), type(availability) not in AVAILABILITIES.values()
+    if is_own and not np.array_equal(on, availability.on(client_id, rounds, generator(*purpose))):
+        raise ConfigError(f"{method}: differs where `rng` is the same; it must be the only source of chance")
+    return on

@@ -6,12 +6,27 @@ Their scale is arbitrary: only a threshold decides which drifts are small and wh
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Protocol
 
 import numpy as np
 
 from pausefl_process.registry import Registry
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.number_types import Bounded, Positive, Share
+
+
+class DriftLaw(Protocol):
+    """The law of one client's drift in a round for which it is chosen. It is the same in all rounds."""
+
+    @property
+    def mean(self) -> float:
+        """The expected drift."""
+
+    def sample(self, rng: np.random.Generator, n: int) -> FloatArray:
+        """(n,) independent draws."""
+
+    def share_up_to(self, threshold: float) -> float:
+        """P(drift <= threshold)."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +70,8 @@ class LogNormalDrift(Bounded):
         return NormalDist(math.log(self.mean) - variance / 2, math.sqrt(variance))
 
 
-DriftLaw = BernoulliDrift | LogNormalDrift
-"""The law of one client's drift in a round for which it is chosen. It is the same in all rounds."""
-DRIFTS = Registry("drifts", {"bernoulli": BernoulliDrift, "lognormal": LogNormalDrift})
+DRIFTS = Registry(
+    "drifts",
+    {"bernoulli": BernoulliDrift, "lognormal": LogNormalDrift},
+    base="pausefl.experiment.population.simulated_drifts:DriftLaw",
+)

@@ -6,8 +6,10 @@ insertion with the least chance. So regret is measured against a player that cho
 other. The policy itself is called every round and classifies the drifts that it receives by its own threshold.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,15 @@ class DriftSetting:
     """The law of each client's drift, by client id. An original's drift is the one that it would have as a newcomer."""
     presence: Presence
     seed: int = 1
+
+    def __post_init__(self) -> None:
+        for law in self.laws.values():
+            key, mean = f"clients.groups: {_named(law)}", getattr(law, "mean", None)
+            if not (isinstance(mean, Real) and math.isfinite(mean)):
+                raise ConfigError(f"{key}.mean: must be a finite number; is {mean}")
+            share: object = law.share_up_to(float(mean))
+            if not (isinstance(share, Real) and 0 <= float(share) <= 1):
+                raise ConfigError(f"{key}.share_up_to: must return a probability; returned {share}")
 
     def drifts(self, rounds: int) -> Iterator[FloatArray]:
         """The drifts of each round, (K,), in the order of the presence's ids. They are the same for every policy.
@@ -170,9 +181,12 @@ def _drawn(law: DriftLaw, rng: np.random.Generator, n: int) -> FloatArray:
     drawn = law.sample(rng, n)
     is_numeric = isinstance(drawn, np.ndarray) and drawn.dtype.kind in "iuf"
     if not (is_numeric and drawn.shape == (n,) and np.isfinite(drawn).all()):
-        method = f"{type(law).__module__}:{type(law).__name__}.sample"
-        raise ConfigError(f"clients.groups: {method}: must return an array of {n} finite numbers")
+        raise ConfigError(f"clients.groups: {_named(law)}.sample: must return an array of {n} finite numbers")
     return drawn
+
+
+def _named(law: DriftLaw) -> str:
+    return f"{type(law).__module__}:{type(law).__name__}"
 
 
 def _refuse_contradiction(insertion: Insertion) -> None:
