@@ -222,10 +222,7 @@ def _check_fit(experiment: Experiment) -> None:
     if experiment.evaluation.address:
         check_address("evaluation.address", experiment.evaluation.address)
     _check_links(experiment)
-    latency, max_steps = experiment.latency, experiment.workload.max_steps
-    if max_steps is None or latency.delay is latency.down is latency.up is None:
-        key = "workload.max_steps" if max_steps is None else "latency.delay"
-        raise ConfigError(f"{key} = None: cannot be said in TOML, and a resumed run would have the default")
+    plan_training_times(experiment.workload.training_time, experiment.client_ids, experiment.experiment.seed)
     _check_clock(experiment)
     for name, parameters in (experiment.selection.__pydantic_extra__ or {}).items():
         if not isinstance(parameters, dict):
@@ -236,16 +233,6 @@ def _check_counts(experiment: Experiment) -> None:
     clients, m = experiment.clients, experiment.selection.m
     if not experiment.is_asynchronous and m > clients.count:
         raise ConfigError(f"selection.m = {m}: must be at most clients.count = {clients.count}")
-    if experiment.minimum_clients > clients.count:
-        raise ConfigError(f"clients.minimum = {clients.minimum}: must be at most clients.count = {clients.count}")
-    if (count := sum(group.count for group in experiment.groups.values())) != clients.count:
-        raise ConfigError(f"clients.count = {clients.count}: its groups add up to {count}")
-    if clients.ids and clients.groups:
-        raise ConfigError("clients.ids: goes without clients.groups, each of which has ids of its own")
-    for name, group in experiment.groups.items():
-        if group.ids and len(group.ids) != group.count:
-            key = f"clients.groups.{name}" if clients.groups else "clients"
-            raise ConfigError(f"{key}.count = {group.count}: its ids name {len(group.ids)} clients")
     if twice := next((i for i, n in Counter(experiment.client_ids).items() if n > 1), None):
         raise ConfigError(f'clients: two have the id "{twice}"')
     admitted = experiment.admitted_ids
@@ -284,15 +271,7 @@ def _check_links(experiment: Experiment) -> None:
 
 
 def _check_clock(experiment: Experiment) -> None:
-    """Raise ConfigError for settings that the clock does not allow, or if a training time is stated twice."""
-    workload = experiment.workload
-    if workload.step_s is not None and workload.training_time:
-        raise ConfigError("workload.step_s: goes without workload.training_time, which states the same")
-    if workload.model == "synthetic" and workload.step_s is not None:
-        raise ConfigError('workload.step_s: model "synthetic" takes no steps; state workload.train_s')
-    if workload.model == "synthetic" and workload.train_s and workload.training_time:
-        raise ConfigError("workload.train_s: goes without workload.training_time, which states the same")
-    plan_training_times(workload.training_time, experiment.client_ids, experiment.experiment.seed)
+    """Raise ConfigError for settings that the clock does not allow."""
     if experiment.experiment.clock == "virtual":
         for key, without in _WITHOUT_A_NETWORK.items():
             table, _, name = key.partition(".")

@@ -64,11 +64,6 @@ def check_groups(groups: ClientGroups) -> None:
         _behaviours(name, group)
         _drift_law(name, group)
         _availability(groups, name)
-        if group.leave_round is not None and group.leave_round <= group.join_round:
-            raise ConfigError(
-                f"clients.groups.{name}.leave_round = {group.leave_round}: must be after its join_round ="
-                f" {group.join_round}"
-            )
 
 
 def _behaviours(name: str, group: ClientGroup) -> tuple[Behaviour, ...]:

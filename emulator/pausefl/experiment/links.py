@@ -4,10 +4,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pausefl.experiment.delay_laws.base import Delay
 from pausefl.experiment.delay_laws.combined import Sum
@@ -99,6 +99,27 @@ class LatencyTable(TomlTable):
     access_points: tuple[AccessPointTable, ...] = ()
     """Access points that several clients share: a list of tables."""
 
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.delay is self.down is self.up is None:
+            raise ValueError("delay = None: cannot be said in TOML, and a resumed run would have the default")
+        if self.injection == "netem" and (self.mode == "total" or self.access_points):
+            raise ConfigError('latency.injection = "netem": goes with latency.mode = "additive", without access_points')
+        if self.mode == "additive":
+            return self
+        if self.signal != "round_trip" or self.time_scale != 1:
+            raise ConfigError(
+                'latency.mode = "total": the drawn time is the whole round trip, so it goes with'
+                ' latency.signal = "round_trip" and latency.time_scale = 1'
+            )
+        of_groups = (_group_bandwidth(self, group) for group in self.groups)
+        bandwidths = [self.bandwidth, *of_groups, *self.access_points]
+        if any(b.down_bytes_per_s or b.up_bytes_per_s for b in bandwidths):
+            raise ConfigError(
+                'latency.mode = "total": the drawn time is all an exchange takes, so it goes without bandwidth'
+            )
+        return self
+
 
 @dataclass(frozen=True)
 class LinkPlan:
@@ -180,24 +201,6 @@ def _check_netem_law(law: Delay, name: str) -> None:
         )
 
 
-def _check_mode(latency: LatencyTable) -> None:
-    if latency.injection == "netem" and (latency.mode == "total" or latency.access_points):
-        raise ConfigError('latency.injection = "netem": goes with latency.mode = "additive", without access_points')
-    if latency.mode == "additive":
-        return
-    if latency.signal != "round_trip" or latency.time_scale != 1:
-        raise ConfigError(
-            'latency.mode = "total": the drawn time is the whole round trip, so it goes with'
-            ' latency.signal = "round_trip" and latency.time_scale = 1'
-        )
-    of_groups = (_group_bandwidth(latency, group) for group in latency.groups)
-    bandwidths = [latency.bandwidth, *of_groups, *latency.access_points]
-    if any(b.down_bytes_per_s or b.up_bytes_per_s for b in bandwidths):
-        raise ConfigError(
-            'latency.mode = "total": the drawn time is all an exchange takes, so it goes without bandwidth'
-        )
-
-
 def _members(selections: Sequence[str | tuple[str, ...]], client_ids: Sequence[str], key: str) -> dict[str, int]:
     """The index of the group of each client that belongs to a group, by client id."""
     group_of, places = dict[str, int](), {client_id: place for place, client_id in enumerate(client_ids)}
@@ -257,7 +260,6 @@ class _LinkPlanner:
 
     def __init__(self, latency: LatencyTable, client_ids: Sequence[str], seed: int) -> None:
         """Raises ConfigError for a mistake that no single client's link shows."""
-        _check_mode(latency)
         self.groups = _members([g.clients for g in latency.groups], client_ids, "latency.groups")
         """The index into `latency.groups` of each client that belongs to a group, by client id."""
         selections = [a.clients for a in latency.access_points]

@@ -83,6 +83,14 @@ class ClientGroup(TomlTable):
     drift: dict[str, Any] = Field(default={})
     """The law from which `pausefl simulate` draws the path drifts of its clients: a table with a `kind`."""
 
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.ids and len(self.ids) != self.count:
+            raise ValueError(f"count = {self.count}: its ids name {len(self.ids)} clients")
+        if self.leave_round is not None and self.leave_round <= self.join_round:
+            raise ValueError(f"leave_round = {self.leave_round}: must be after its join_round = {self.join_round}")
+        return self
+
     def client_ids(self, name: str) -> list[str]:
         """The ids of the group's clients, in order. `name` is the name of the group."""
         if self.ids:
@@ -116,6 +124,18 @@ class ClientsTable(TomlTable):
     examples_max: Count | None = None
     """The limit on the data size |D_k| of a client. A client that states more counts as if it had this many examples.
     By default, the limit is 5 times the median over clients."""
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.minimum is not None and self.minimum > self.count:
+            raise ValueError(f"minimum = {self.minimum}: must be at most clients.count = {self.count}")
+        if self.groups and (count := sum(group.count for group in self.groups.values())) != self.count:
+            raise ValueError(f"count = {self.count}: its groups add up to {count}")
+        if self.groups and self.ids:
+            raise ConfigError("clients.ids: goes without clients.groups, each of which has ids of its own")
+        if self.ids and len(self.ids) != self.count:
+            raise ValueError(f"count = {self.count}: its ids name {len(self.ids)} clients")
+        return self
 
 
 class SelectionTable(TomlTable):
@@ -257,6 +277,17 @@ class Workload(TrainingSettings, _Subject):
     training_time: dict[str, Any] = field(default_factory=dict)
     """The law of the seconds that a client's training takes in a round: a table with a `kind`, as in `latency`. It
     cannot be combined with `step_s`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_steps is None:
+            raise ValueError("max_steps = None: cannot be said in TOML, and a resumed run would have the default")
+        if self.step_s is not None and self.training_time:
+            raise ConfigError("workload.step_s: goes without workload.training_time, which states the same")
+        if self.model == "synthetic" and self.step_s is not None:
+            raise ConfigError('workload.step_s: model "synthetic" takes no steps; state workload.train_s')
+        if self.model == "synthetic" and self.train_s and self.training_time:
+            raise ConfigError("workload.train_s: goes without workload.training_time, which states the same")
 
 
 class KindTable(BaseModel):
