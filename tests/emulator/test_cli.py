@@ -95,6 +95,8 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["server", "demo", "--resume"], "--resume: needs --run-dir"),
         (["client", "demo", "--server", "127.0.0.1:1", "--client-id", "me"], "client id 'me': must be one of"),
         (["client", "demo", "--server", "127.0.0.1:1", "--slot", "x"], "--slot x: must be auto or a number from 0"),
+        (["client", "demo", "--server", "127.0.0.1:1", "--slot", "9" * 5000], "9: must be auto or a number from 0"),
+        (["certs", "certs", "localhost", "--clients", "9" * 5000], "clients.count = '999"),
         (["client", "demo", "--server", "127.0.0.1:1", "--slot", "30"], "--slot 30: must be at most 29"),
         (["client", "demo", "--server", "h:1", "--slot", "0", "--count", "0"], "--count 0: must be at least 1"),
         (["client", "demo", "--server", "h:1", "--client-id", "a", "--count", "2"], "--count: goes with --slot"),

@@ -77,7 +77,7 @@ def are_classes(labels: TargetArray, classes: float = math.inf) -> bool:
 
 
 def _have_channels_last(shape: tuple[int, ...]) -> bool:
-    """Whether images of this shape can only be meant as (n, height, width, channels), as most libraries load them."""
+    """Whether images of this shape are taken for (n, height, width, channels), as most libraries load them."""
     return min(shape[1:3]) > 4 and shape[3] in (1, 3, 4)
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
@@ -145,7 +146,7 @@ def _clients_to_be(experiment: Experiment, options: argparse.Namespace) -> Abstr
         if options.count > 1:
             raise ConfigError("--count: goes with --slot")
         return nullcontext([options.client_id])
-    if options.slot != "auto" and not options.slot.isdecimal():
+    if not re.fullmatch("auto|[0-9]{1,9}", options.slot):
         raise ConfigError(f"--slot {options.slot}: must be auto or a number from 0")
     slot = None if options.slot == "auto" else int(options.slot)
     return claimed_clients(experiment.client_ids, slot, options.count, Path(options.ledger_dir))

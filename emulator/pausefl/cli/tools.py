@@ -43,7 +43,7 @@ def certs(options: argparse.Namespace) -> None:
     from pausefl.experiment.experiment import parse_experiment
 
     if options.clients.isdecimal():
-        count = int(options.clients)
+        count = options.clients.lstrip("0")
         client_ids = parse_experiment("", [f"clients.count={count}", "selection.m=1"]).client_ids if count else []
     else:
         client_ids = listed_names(options.clients)

@@ -6,6 +6,7 @@ The first task serves, and the others run its clients. The files that they excha
 import argparse
 import multiprocessing
 import os
+import re
 import socket
 import time
 from contextlib import suppress
@@ -52,7 +53,8 @@ def _place_of(options: argparse.Namespace) -> tuple[int, int]:
     rank, ranks = given if given != (None, None) else map(os.environ.get, ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
     if rank is None or ranks is None:
         raise ConfigError("--rank and --ranks: are needed, both, where srun does not start this command")
-    if not 0 <= int(rank) < int(ranks) or int(ranks) < 2:
+    are_numbers = all(re.fullmatch("[0-9]{1,9}", str(text)) for text in (rank, ranks))
+    if not are_numbers or not int(rank) < int(ranks) or int(ranks) < 2:
         raise ConfigError(f"--rank {rank} --ranks {ranks}: must count 2 tasks or more, from 0 on")
     return int(rank), int(ranks)
 

@@ -65,6 +65,7 @@ def test_the_tasks_of_an_allocation_are_one_fleet_which_another_goes_on_with(tmp
     [
         ([], "--rank and --ranks: are needed, both, where srun does not start this command"),
         (["--rank=0", "--ranks=1"], "--rank 0 --ranks 1: must count 2 tasks or more"),
+        (["--rank=-1", "--ranks=2"], "--rank -1 --ranks 2: must count 2 tasks or more"),
         (["--rank=2", "--ranks=2"], "--rank 2 --ranks 2: must count 2 tasks or more, from 0 on"),
         (["--rank=1", "--ranks=6"], "--ranks 6: one serves, and the others have too few clients (clients.count = 4)"),
         (["--rank=1", "--ranks=2", "--set=experiment.clock=virtual"], "pausefl allocation takes"),
