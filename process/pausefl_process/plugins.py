@@ -43,6 +43,11 @@ def imported(name: str) -> Any:
         raise ValueError(with_place(error)) from error
 
 
+def name_of(part: object) -> str:
+    """The "module:name" of the class of a user's own object."""
+    return f"{type(part).__module__}:{type(part).__qualname__}"
+
+
 def is_library(package: str, file: str) -> bool:
     """Whether a top-level package is Python's, ours, or installed, so that every process of a run can import it."""
     return package in _OURS | sys.stdlib_module_names or file.startswith(_INSTALLED)

@@ -31,8 +31,7 @@ class Registry(Mapping[str, Any]):
     """The built-in objects by name, or "module:name" texts, which are imported when they are used."""
     base: str = ""
     """The class, as "module:name", of which each object must be a subclass. Empty: each must be callable. pausefl calls
-    all methods of its own classes: the objects' methods must accept their arguments. Of a Protocol, no subclass is
-    needed, and a function may make the objects."""
+    all methods of its own classes: the objects' methods must accept their arguments. A Protocol needs no subclass."""
 
     def __getitem__(self, name: str) -> Any:
         found = self.built_in[name]

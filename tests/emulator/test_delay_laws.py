@@ -398,7 +398,7 @@ def test_what_a_law_of_drifts_draws_is_checked(drawn: object) -> None:
     wrong = f"clients.groups: {__name__}:Drifting.sample: must return an array of 2 finite numbers"
     with pytest.raises(ConfigError, match=f"^{re.escape(wrong)}$"):
         list(setting.drifts(2))
-    for mean, said in ((np.nan, "mean: must be a finite number; is nan"), (2.0, "share_up_to: must return")):
+    for mean, said in ((np.nan, "mean = nan: must be a finite number"), (2.0, "share_up_to: returned 4.0, no prob")):
         with pytest.raises(ConfigError, match=f"Twice.{said}"):
             DriftSetting({"a": Twice(drawn, mean)}, setting.presence)
     law = Drifting(np.array([0, 1]))

@@ -173,7 +173,7 @@ def test_what_an_availability_returns_is_checked(returned: object, said: str) ->
     wrong = f"clients.groups: {__name__}:Returning.on: must return a bool array of shape (3,); returned {said}"
     with pytest.raises(ConfigError, match=f"^{re.escape(wrong)}$"):
         reached(Returning(returned), "a", 3, 1)
-    with pytest.raises(ConfigError, match="differs where `rng` is the same; it must be the only source"):
+    with pytest.raises(ConfigError, match="differs where `rng`, its only source of chance, is the same"):
         reached(Unseeded(()), "a", 99, 1)
 
 

@@ -135,7 +135,7 @@ class _Unseeded:
 @pytest.mark.parametrize(
     ("partitioner", "clients", "message"),
     [
-        (_Unseeded(), 2, r"_Unseeded\.deal differs where `rng` is the same; it must be the only source of chance$"),
+        (_Unseeded(), 2, r"_Unseeded\.deal differs where `rng`, its only source of chance, is the same$"),
         (Iid(), 6001, r"clients\.count = 6001: must be from 1 to the 6000"),
         (Iid(), 0, r"clients\.count = 0"),
         (DominantLabel(dominant_share=0.05), 10, r"partition\.dominant_share = 0\.05: must be from 1/10"),

@@ -63,8 +63,7 @@ def partition(partitioner: Partitioner, dealt: Dealt, seed: int) -> list[IntArra
     if stream not in PARTITIONERS:  # each process deals the examples out for itself
         again = _dealt(partitioner, dealt, generator(seed, "partition", stream))
         if not all(map(np.array_equal, parts, again)):
-            due = "it must be the only source of chance"
-            raise ConfigError(f"{_KEY}: {stream}.deal differs where `rng` is the same; {due}")
+            raise ConfigError(f"{_KEY}: {stream}.deal differs where `rng`, its only source of chance, is the same")
     return parts
 
 

@@ -35,10 +35,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _folder(text: str) -> str:
-    """A folder's path, which ends with its name: runs are called by it. An empty one means an unset shell variable.
-
-    The path never begins with a dash: commands that continue a run name it.
-    """
+    """A folder's path that ends with its name, by which runs are called, and begins with no dash: commands name it. An
+    empty one means an unset shell variable."""
     if not text:
         raise argparse.ArgumentTypeError("is empty; name a folder")
     path = Path(text)

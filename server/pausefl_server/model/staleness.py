@@ -101,6 +101,5 @@ class Asynchronous(AsynchronousSteps):
         """s(τ), or 1 for "fedat"; PauseflError if a user's own rule returns a value that is not in (0, 1]."""
         weight = 1 if self.rule == "fedat" else self.staleness.weight(staleness)
         if not (isinstance(weight, Real) and 0 < weight <= 1):
-            due = "must be a number in (0, 1]"
-            raise PauseflError(f"asynchronous.staleness: returned {weight!r} for {staleness} steps; {due}")
+            raise PauseflError(f"asynchronous.staleness: returned {weight!r} for {staleness} steps; must be in (0, 1]")
         return float(weight)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pausefl_process.plugins import with_place
+from pausefl_process.plugins import name_of, with_place
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.errors import ConfigError
 
@@ -76,15 +76,13 @@ def sampled(law: Delay, rng: np.random.Generator, n: int, first_round: int = 1) 
         raise ConfigError(with_place(error)) from error
     try:
         if (draws := np.asarray(drawn)).dtype.kind == "m":
-            raise ConfigError(f"{_name(law)}.sample: must return numbers of seconds; returned some of {draws.dtype}")
+            raise ConfigError(f"{name_of(law)}.sample: must return numbers of seconds; returned some of {draws.dtype}")
         draws = draws.astype(np.float64)
     except (TypeError, ValueError):
-        raise ConfigError(f"{_name(law)}.sample: must return numbers; returned {type(drawn).__name__}") from None
+        raise ConfigError(f"{name_of(law)}.sample: must return numbers; returned {type(drawn).__name__}") from None
     if draws.shape != (n,):
-        raise ConfigError(
-            f"{_name(law)}.sample: must return an array of shape ({n},), a delay for each of n rounds; returned one of"
-            f" shape {draws.shape}"
-        )
+        due = f"an array of shape ({n},), a delay for each of n rounds; returned one of shape {draws.shape}"
+        raise ConfigError(f"{name_of(law)}.sample: must return {due}")
     return draws
 
 
@@ -92,13 +90,8 @@ def sampled_delays(law: Delay, rng: np.random.Generator, n: int, first_round: in
     """Call `sampled` for the whole law of a link. Raises ConfigError also for a draw that is negative or NaN."""
     draws = sampled(law, rng, n, first_round)
     if not (draws >= 0).all():
-        raise ConfigError(f"{_name(law)}.sample: must return delays of 0 or more; returned {draws[~(draws >= 0)][0]}")
+        raise ConfigError(f"{name_of(law)}.sample: must return delays of 0 or more; returned {draws[~(draws >= 0)][0]}")
     return draws
-
-
-def _name(law: Delay) -> str:
-    """The name of a user's own law, as a table's `kind` has it."""
-    return f"{type(law).__module__}:{type(law).__qualname__}"
 
 
 def known_means(laws: Mapping[str, Delay], tau_min_s: float | None) -> tuple[Mapping[str, float], Mapping[str, float]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pausefl.experiment.measured.formats import Row, bytes_of, csv_table, unpickled
 from pausefl.experiment.measured.reading import quoted
-from pausefl_process.plugins import in_one_line
+from pausefl_process.plugins import in_one_line, name_of
 from pausefl_process.registry import Registry
 from pausefl_proto.arrays import BoolArray, form
 from pausefl_proto.draws import generator
@@ -193,10 +193,10 @@ def reached(availability: Availability, client_id: str, rounds: int, seed: int) 
     """
     purpose = seed, "availability", client_id
     on: object = availability.on(client_id, rounds, generator(*purpose))
-    method = f"clients.groups: {type(availability).__module__}:{type(availability).__name__}.on"
+    method = f"clients.groups: {name_of(availability)}.on"
     if not (isinstance(on, np.ndarray) and on.dtype == np.bool_ and on.shape == (rounds,)):
         raise ConfigError(f"{method}: must return a bool array of shape ({rounds},); returned {form(on)}")
     on, is_own = on.copy(), type(availability) not in AVAILABILITIES.values()
     if is_own and not np.array_equal(on, availability.on(client_id, rounds, generator(*purpose))):
-        raise ConfigError(f"{method}: differs where `rng` is the same; it must be the only source of chance")
+        raise ConfigError(f"{method}: differs where `rng`, its only source of chance, is the same")
     return on

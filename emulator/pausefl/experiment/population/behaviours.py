@@ -17,6 +17,7 @@ from pausefl_client.data.datasets import Examples, are_classes
 from pausefl_client.data.partition import Concentration
 from pausefl_client.training.pace import pace
 from pausefl_client.training.trainer import Trainer, TrainingOutcome, TrainingSettings, WrappedTrainer
+from pausefl_process.plugins import name_of
 from pausefl_process.registry import Registry
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
@@ -265,8 +266,8 @@ def _checked(returned: Any, expected: type[Returned], behaviour: Behaviour, meth
 
 def _wrong(returned: object, behaviour: Behaviour, method: str, expected: str) -> ConfigError:
     """The error for a behaviour, possibly the user's own, that returned an object of a wrong type."""
-    name = f"{type(behaviour).__module__}:{type(behaviour).__qualname__}.{method}"
-    return ConfigError(f"clients.groups: {name} must return {expected}; returned {type(returned).__name__}")
+    found = type(returned).__name__
+    return ConfigError(f"clients.groups: {name_of(behaviour)}.{method} must return {expected}; returned {found}")
 
 
 class _ChangedUpdates(WrappedTrainer):

@@ -19,14 +19,9 @@ class DriftLaw(Protocol):
     """The law of one client's drift in a round for which it is chosen. It is the same in all rounds."""
 
     @property
-    def mean(self) -> float:
-        """The expected drift."""
-
-    def sample(self, rng: np.random.Generator, n: int) -> FloatArray:
-        """(n,) independent draws."""
-
-    def share_up_to(self, threshold: float) -> float:
-        """P(drift <= threshold)."""
+    def mean(self) -> float: ...
+    def sample(self, rng: np.random.Generator, n: int) -> FloatArray: ...
+    def share_up_to(self, threshold: float) -> float: ...
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from pausefl.experiment.population.availability import Presence
 from pausefl.experiment.population.simulated_drifts import DriftLaw
 from pausefl.studies.simulation.engine import BLOCK, arrivals, refuse_disclosures, server_of
 from pausefl.studies.simulation.steps import answer
+from pausefl_process.plugins import name_of
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
@@ -45,12 +46,10 @@ class DriftSetting:
 
     def __post_init__(self) -> None:
         for law in self.laws.values():
-            key, mean = f"clients.groups: {_named(law)}", getattr(law, "mean", None)
-            if not (isinstance(mean, Real) and math.isfinite(mean)):
-                raise ConfigError(f"{key}.mean: must be a finite number; is {mean}")
-            share: object = law.share_up_to(float(mean))
-            if not (isinstance(share, Real) and 0 <= float(share) <= 1):
-                raise ConfigError(f"{key}.share_up_to: must return a probability; returned {share}")
+            if not (isinstance(mean := getattr(law, "mean", None), Real) and math.isfinite(mean)):
+                raise ConfigError(f"clients.groups: {name_of(law)}.mean = {mean}: must be a finite number")
+            if not 0 <= (share := law.share_up_to(float(mean))) <= 1:
+                raise ConfigError(f"clients.groups: {name_of(law)}.share_up_to: returned {share}, no probability")
 
     def drifts(self, rounds: int) -> Iterator[FloatArray]:
         """The drifts of each round, (K,), in the order of the presence's ids. They are the same for every policy.
@@ -181,12 +180,8 @@ def _drawn(law: DriftLaw, rng: np.random.Generator, n: int) -> FloatArray:
     drawn = law.sample(rng, n)
     is_numeric = isinstance(drawn, np.ndarray) and drawn.dtype.kind in "iuf"
     if not (is_numeric and drawn.shape == (n,) and np.isfinite(drawn).all()):
-        raise ConfigError(f"clients.groups: {_named(law)}.sample: must return an array of {n} finite numbers")
+        raise ConfigError(f"clients.groups: {name_of(law)}.sample: must return an array of {n} finite numbers")
     return drawn
-
-
-def _named(law: DriftLaw) -> str:
-    return f"{type(law).__module__}:{type(law).__name__}"
 
 
 def _refuse_contradiction(insertion: Insertion) -> None:
