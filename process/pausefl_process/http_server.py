@@ -123,8 +123,8 @@ class _Server(ThreadingTCPServer):  # HTTPServer would look up this host's name
         self._open.discard(request)
 
     def handle_error(self, request: "socket.socket | tuple[bytes, socket.socket]", client_address: Any) -> None:
-        """Print an error, unless it only means that the client broke its connection or was too slow."""
-        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+        """Print an error, unless it only means that the client broke its connection."""
+        if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
     def cut_off(self) -> None:
