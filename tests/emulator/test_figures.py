@@ -393,3 +393,14 @@ def test_a_run_ends_with_its_summary_where_its_report_fails(tmp_path: Path, monk
     assert not (tmp_path / "run/report.html").exists()
     assert (summary["rounds"], summary["missing_figures"]) == (3, {})
     assert 784 < summary["epsilon_at_delta"] <= summary["max_epsilon_spent"]
+
+
+def test_an_older_picture_outlives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures, older = Figures(), [tmp_path / "rounds.svg", tmp_path / "rounds.png"]
+    for path in older:
+        path.write_text("older")
+    monkeypatch.setattr(style, "write_durably", fails)
+    assert style.write_picture(tmp_path / "rounds", Figure, figures, ["svg", "png"])
+    assert ([path.read_text() for path in older], list(figures.missing)) == (["older"] * 2, ["rounds"])
+    assert style.write_picture(tmp_path / "rounds", lambda: None, figures) is None
+    assert not list(tmp_path.iterdir())

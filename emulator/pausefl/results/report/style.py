@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -157,22 +158,21 @@ def write_picture(
     """Draw a figure, write it to PATH.KIND for each kind and return the bytes of the first kind.
 
     None if `draw` returns None or fails. Older files of other kinds are deleted, and all of them if nothing is drawn.
+    A file that cannot be written, as on a full disk, stays as it was.
     """
     figures = figures or Figures()
 
-    def written() -> list[bytes]:
+    def drawn() -> list[bytes]:
         with mpl.rc_context(RC):
-            if (figure := draw()) is None:
-                return []
-        found = [rendered(figure, kind) for kind in kinds]
-        for kind, picture in zip(kinds, found, strict=True):
-            write_durably(path.with_name(f"{path.name}.{kind}"), picture)
-        return found
+            figure = draw()
+        return [] if figure is None else [rendered(figure, kind) for kind in kinds]
 
-    found = figures.compute(path.name, written)
-    for kind in KINDS.keys() - kinds if found else KINDS:
+    found = dict(zip(kinds, figures.compute(path.name, drawn) or (), strict=False))
+    for kind in KINDS.keys() - found.keys():
         path.with_name(f"{path.name}.{kind}").unlink(missing_ok=True)
-    return found[0] if found else None
+    for kind, picture in found.items():
+        figures.compute(path.name, partial(write_durably, path.with_name(f"{path.name}.{kind}"), picture))
+    return found.get(kinds[0])
 
 
 def for_page(picture: bytes, label: str) -> str:
