@@ -236,7 +236,7 @@ def _members(record: Any, *, methods: bool = True) -> Iterator[str]:
 
 def subparsers() -> Iterable[tuple[str, argparse.ArgumentParser]]:
     """The subcommands of `pausefl`, in the order of its help."""
-    (action,) = (a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction))
+    (action,) = (a for a in cli.whole_parser()._actions if isinstance(a, argparse._SubParsersAction))
     return action.choices.items()
 
 

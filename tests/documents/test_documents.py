@@ -34,7 +34,7 @@ FOLDERS = ("benchmarks", "deploy", "docs", "examples")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
 NAMES = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
 WRITTEN = [path for path in DOCUMENTS if path.parent.name != "reference"]
-PARSER = cli.parser()
+PARSER = cli.whole_parser()
 every_written_document = pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.relative_to(ROOT).as_posix())
 SMALLER = {
     '"experiment.rounds": 20': '"experiment.rounds": 2, "clients.count": 3, "selection.m": 2',

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from pausefl.cli import main
-from pausefl.cli.arguments import _folder
+from pausefl.cli.arguments import folder as as_folder
 from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.experiment.in_force import in_force
 from pausefl.runtime import run_dir as run_dir_module
@@ -272,7 +272,7 @@ def test_commands_of_the_same_second_have_folders_of_their_own(tmp_path: Path, m
     folders = [new_run_dir("demo", None) for _ in range(3)]
     assert [folder.name.removeprefix("demo-20260101-120000") for folder in folders] == ["", "-2", "-3"]
     assert all(folder.is_dir() for folder in folders)
-    assert {Path(_folder(each)).name for each in (".", "runs/..")} == {tmp_path.name}, "runs are called by it"
+    assert {Path(as_folder(each)).name for each in (".", "runs/..")} == {tmp_path.name}, "runs are called by it"
 
 
 def test_a_command_that_is_refused_leaves_no_default_folder(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 from pausefl.cli.arguments import make_parser, parse
-from pausefl.extras import require
+from pausefl.extras import is_installed, require
 from pausefl.outcomes import exit_with_status, while_output_is_read
 from pausefl.runtime.forks import OF_A_VIRTUAL_RUN
 from pausefl.runtime.processes.environment import grpc_defaults
@@ -28,14 +29,19 @@ _COMMANDS = {
 }
 """The subcommands, by the module of this package that has their functions."""
 _OF_PLUGINS = {
-    "allocation": ("pausefl_allocation", "allocation"),
-    "audit": ("pausefl_audit", "audit"),
-    "fit-latency": ("pausefl_offline", "latency"),
-    "replay": ("pausefl_offline", "replay"),
-    "reproduce": ("pausefl_reproduce", "reproduce"),
-    "tune": ("pausefl_tune", "tune", "report"),
+    "reproduce": "a published figure or table by name: its runs, its picture, published values in it",
+    "tune": "search for parameters by latency, leakage and accuracy; writes the Pareto front",
+    "replay": "fold a run's log through its policy, which must choose the same, or through another",
+    "fit-latency": "fit a latency law to each client of a log or CSV file; prints an experiment as TOML",
+    "audit": "attack the privacy mechanism of an experiment; check the ledgers of a run",
+    "allocation": "one task of a fleet over several machines: the first serves, others are clients",
 }
-"""The subcommands of plug-ins: the package, whose module `command` has the function, and the extras that it needs."""
+"""The help of the subcommands that plug-ins have."""
+_PACKAGES = dict.fromkeys(("fit-latency", "replay"), "pausefl_offline")
+"""The package of a subcommand, if not the one of its name. Its module `command` has a function of that name, and
+another one that adds its arguments, such as `tune_arguments`."""
+_EXTRAS = {"fit-latency": ("latency",), "tune": ("tune", "report")}
+"""The extras that a subcommand of a plug-in needs, if not the one of its name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -43,23 +49,42 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.update(grpc_defaults())
     # Children inherit the ignored SIGUSR1, so it ends none of them. Processes with an event loop handle it.
     with sigterm_as_interrupt(), signals_to(signal.SIG_IGN, signal.SIGUSR1), while_output_is_read():
-        options = parse(parser(), arguments)
-        exit_with_status(check_places, *(sys.argv[1:] if arguments is None else arguments))
-        if "log_json" in options:
-            ask_for(json=options.log_json, quiet=options.quiet, verbose=options.verbose)
-        if arguments is None and sys.argv[1] == "run" and "--virtual" in options.typed:
-            begin_to_import(OF_A_VIRTUAL_RUN)  # while this process reads the experiment
-        exit_with_status(options.command, options)
+        exit_with_status(_main, sys.argv[1:] if arguments is None else arguments, arguments is None)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of all subcommands. In its result, `command` is the function that runs the subcommand."""
-    own = {name: partial(_run, f"pausefl.cli.{of}", name, ()) for of, names in _COMMANDS.items() for name in names}
-    plugged = {name: partial(_run, f"{of}.command", name, extras) for name, (of, *extras) in _OF_PLUGINS.items()}
-    return make_parser(own | plugged)
+def _main(arguments: Sequence[str], is_process: bool) -> None:
+    """Run one command. `is_process`: it has this process for itself."""
+    options = parse(parser(*_OF_PLUGINS.keys() & {*arguments[:1]}), arguments)
+    check_places(*arguments)
+    if "log_json" in options:
+        ask_for(json=options.log_json, quiet=options.quiet, verbose=options.verbose)
+    if is_process and arguments[0] == "run" and "--virtual" in options.typed:
+        begin_to_import(OF_A_VIRTUAL_RUN)  # while this process reads the experiment
+    options.command(options)
 
 
-def _run(module: str, command: str, extras: Sequence[str], options: argparse.Namespace) -> None:
-    """Run a subcommand. Its module is imported only now: experiments take half a second to import."""
-    require(*extras)
-    getattr(import_module(module), command.replace("-", "_"))(options)
+def whole_parser() -> argparse.ArgumentParser:
+    """The parser with the arguments of all subcommands that are installed."""
+    return parser(*(name for name in _OF_PLUGINS if all(map(is_installed, _extras(name)))))
+
+
+def parser(*of_plugins: str) -> argparse.ArgumentParser:
+    """The parser of all subcommands. It lacks the arguments of plug-ins' subcommands other than `of_plugins`.
+
+    In its result, `command` is the function that runs the subcommand. ConfigError if packages are not installed.
+    """
+    modules = {name: f"pausefl.cli.{of}" for of, names in _COMMANDS.items() for name in names}
+    modules |= {name: f"{_PACKAGES.get(name, f'pausefl_{name}')}.command" for name in _OF_PLUGINS}
+    require(*(extra for name in of_plugins for extra in _extras(name)))
+    arguments = {name: partial(_call, modules[name], f"{name}_arguments") for name in of_plugins}
+    plugged = {name: (said, arguments.get(name)) for name, said in _OF_PLUGINS.items()}
+    return make_parser({name: partial(_call, of, name) for name, of in modules.items()}, plugged)
+
+
+def _extras(command: str) -> Sequence[str]:
+    return _EXTRAS.get(command, (command,))
+
+
+def _call(module: str, function: str, given: Any) -> None:
+    """Call a function of a module that is imported only now: experiments take half a second to import."""
+    getattr(import_module(module), function.replace("-", "_"))(given)

@@ -12,9 +12,11 @@ from pausefl.outcomes import EPILOG
 from pausefl_process.ending import BAD_INPUT
 from pausefl_process.version import __version__
 
+AddArguments = Callable[[argparse.ArgumentParser], None]
+"""Adds arguments to the parser of a subcommand."""
 _AddCommand = Callable[[str, str], argparse.ArgumentParser]
 """Adds a subcommand: its name and its help."""
-_CONFIG_HELP = "a TOML file, or the name of a preset (pausefl validate --list)"
+CONFIG_HELP = "a TOML file, or the name of a preset (pausefl validate --list)"
 _LISTEN_INSECURELY = "listen where other machines can reach it although anyone there may join and read along"
 
 
@@ -34,7 +36,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, f"pausefl: {message}; see {self.prog} --help\n")
 
 
-def _folder(text: str) -> str:
+def folder(text: str) -> str:
     """A folder's path that ends with its name, by which runs are called, and begins with no dash: commands name it. An
     empty one means an unset shell variable."""
     if not text:
@@ -64,10 +66,14 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> a
     return options
 
 
-def make_parser(functions: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
+def make_parser(
+    functions: Mapping[str, Callable[[argparse.Namespace], None]],
+    of_plugins: Mapping[str, tuple[str, AddArguments | None]],
+) -> argparse.ArgumentParser:
     """The parser of all subcommands. In its result, `command` is the subcommand's function from `functions`.
 
-    `parser` in the result is the subcommand's own parser, and `whole` is this parser.
+    `of_plugins`: the help of a plug-in's subcommand, and what adds its arguments; None: it has none. `parser` in the
+    result is the subcommand's own parser.
     """
     whole = _Parser("pausefl", description="Client selection in federated learning, on a real network.", epilog=EPILOG)
     whole.add_argument("--version", action="version", version=f"pausefl {__version__}")
@@ -75,96 +81,82 @@ def make_parser(functions: Mapping[str, Callable[[argparse.Namespace], None]]) -
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
-        sub.set_defaults(command=functions[name], parser=sub, whole=whole)
+        sub.set_defaults(command=functions[name], parser=sub)
         return sub
 
     _add_experiments(command)
-    _add_reproduce(command)
     _add_ends(command)
     _add_simulations(command)
-    _add_logs(command)
     _add_tools(command)
+    for name, (text, add_arguments) in of_plugins.items():
+        sub = command(name, text)
+        if add_arguments is not None:
+            add_arguments(sub)
     return whole
 
 
 def _add_experiments(command: _AddCommand) -> None:
     sub = command("new", "begin a project: a commented experiment, policy, model, data set and test that run")
-    sub.add_argument("folder", type=_folder, metavar="DIR", help="where the files go")
+    sub.add_argument("folder", type=folder, metavar="DIR", help="where the files go")
     sub.add_argument("--policy", metavar="NAME", help="the policy that it runs (default: the one in its own.py)")
     fleet = "a file of your devices' latencies, read as by fit-latency: its clients are these devices"
     sub.add_argument("--fleet", metavar="FILE", help=fleet)
-    _add_reading(sub)
+    add_reading(sub)
 
     sub = command("run", "one server and N client processes here; live progress; a summary at the end")
-    _add_config(sub, nargs="?")
-    _add_run_dir(sub, "runs/<name>-<time>")
-    _add_resume(sub, type=_folder, metavar="RUN_DIR", help="go on with an interrupted run")
+    add_config(sub, nargs="?")
+    add_run_dir(sub, "runs/<name>-<time>")
+    _add_resume(sub, type=folder, metavar="RUN_DIR", help="go on with an interrupted run")
     more = "with --resume: play on to round N, beyond what it began with"
     sub.add_argument("--rounds", type=int, metavar="N", help=more)
     netem = "links made by the kernel: a network namespace per client, shaped by tc netem and tbf (needs root)"
     _add_setting(sub, "--netem", "latency.injection=netem", netem)
-    _add_virtual(sub)
+    add_virtual(sub)
     _add_fleet(sub)
-    _add_set(sub)
+    add_set(sub)
     sub.add_argument("--json", action="store_true", help="print progress events to stdout, the summary to stderr")
-    _add_log(sub)
+    add_log(sub)
 
     sub = command("compare", "the same experiment under several policies; table and figures")
-    _add_config(sub, nargs="?")
-    _add_virtual(sub)
-    _add_set(sub)
+    add_config(sub, nargs="?")
+    add_virtual(sub)
+    add_set(sub)
     sub.add_argument("--policies", metavar="A,B,C", help="names, separated by commas")
     sub.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per policy, from the seed on (default 1)")
-    _add_run_dir(sub, "runs/compare-<name>-<time>")
+    add_run_dir(sub, "runs/compare-<name>-<time>")
     sub.add_argument("--runs", nargs="+", metavar="RUN_DIR", help="compare these finished runs instead of running any")
     sub.add_argument("--labels", metavar="A,B,C", help="names for --runs; runs of one name are its seeds")
-    sub.add_argument("--resume", type=_folder, metavar="DIR", help="go on with an interrupted comparison")
+    sub.add_argument("--resume", type=folder, metavar="DIR", help="go on with an interrupted comparison")
     _add_fleet(sub)
-    _add_jobs(sub)
+    add_jobs(sub)
 
     sub = command("sweep", "an experiment on a grid of settings; one CSV over all runs, and a picture")
-    _add_config(sub, nargs="?")
-    _add_virtual(sub, dest="grid")
+    add_config(sub, nargs="?")
+    add_virtual(sub, dest="grid")
     grid = "a key and its values, e.g. selection.pause.alpha=1,10,100; one value holds for every run; repeatable"
     sub.add_argument("--set", action="append", default=[], metavar="KEY=A,B,C", dest="grid", help=grid)
     sub.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per setting, from the seed on (default 1)")
-    _add_run_dir(sub, "runs/sweep-<name>-<time>")
-    sub.add_argument("--resume", type=_folder, metavar="DIR", help="go on with an interrupted sweep")
+    add_run_dir(sub, "runs/sweep-<name>-<time>")
+    sub.add_argument("--resume", type=folder, metavar="DIR", help="go on with an interrupted sweep")
     _add_fleet(sub)
-    _add_jobs(sub)
-
-
-def _add_reproduce(command: _AddCommand) -> None:
-    sub = command("reproduce", "a published figure or table by name: its runs, its picture, published values in it")
-    sub.add_argument("name", metavar="NAME", nargs="?", help="the figure or table (--list)")
-    sub.add_argument("--list", action="store_true", help="every figure and table: what runs, and about how long here")
-    sub.add_argument("--seeds", type=int, metavar="N", help="runs per series, from seed 1 on (default: the figure's)")
-    sub.add_argument("--series", metavar="A,B,C", help="only these of the figure's series")
-    sub.add_argument("--each-seed", action="store_true", help="draw each seed as a thin line, too")
-    scale = "quick (default): within some 10 minutes on two cores, and it says what it leaves out; full: as published"
-    sub.add_argument("--scale", choices=["quick", "full"], help=scale)
-    sub.add_argument("--resume", action="store_true", help="go on with the reproduction in --out; finished runs stay")
-    sub.add_argument("--out", type=_folder, metavar="DIR", help="where the results go (default: runs/reproduce-NAME)")
-    _add_jobs(sub)
-    _add_virtual(sub)
-    _add_set(sub)
+    add_jobs(sub)
 
 
 def _add_ends(command: _AddCommand) -> None:
     """Add the commands that run one process of an experiment, as containers do."""
     sub = command("server", "the server alone")
-    _add_config(sub)
-    _add_set(sub)
-    _add_run_dir(sub, "runs/<name>-<time>")
+    add_config(sub)
+    add_set(sub)
+    add_run_dir(sub, "runs/<name>-<time>")
     _add_resume(sub, action="store_true", help="go on with the run in --run-dir, where there is one")
     _add_setting(sub, "--insecure", "server.insecure=true", _LISTEN_INSECURELY)
-    _add_log(sub)
+    add_log(sub)
 
     sub = command("client", "a client alone, or the clients of a slot; without CONFIG the server tells the experiment")
-    _add_config(sub, nargs="?")
+    add_config(sub, nargs="?")
     own = "without CONFIG: a TOML file of what this client decides itself: privacy, tls, admission, its device or data"
     sub.add_argument("--own", metavar="FILE", help=own)
-    _add_set(sub)
+    add_set(sub)
     sub.add_argument("--server", required=True, metavar="HOST:PORT", help="where the server listens")
     who = sub.add_mutually_exclusive_group(required=True)
     who.add_argument("--client-id", metavar="ID", help="who this is (client-000, client-001, ...)")
@@ -172,87 +164,37 @@ def _add_ends(command: _AddCommand) -> None:
     who.add_argument("--slot", metavar="auto|N", help=slot)
     sub.add_argument("--count", type=int, default=1, metavar="C", help="clients a slot has (default 1)")
     ledgers = "where trainers' states lie, and ledgers where privacy.ledger_dir is not set (default: ledgers)"
-    sub.add_argument("--ledger-dir", type=_folder, default="ledgers", metavar="DIR", help=ledgers)
+    sub.add_argument("--ledger-dir", type=folder, default="ledgers", metavar="DIR", help=ledgers)
     text = "after a run wait for the next one at the same address, for as long as it takes"
     sub.add_argument("--stay", action="store_true", help=text)
     text = "with --stay: what a client may spend in all of its runs, whoever serves them (default: no bound)"
     sub.add_argument("--epsilon-lifetime", type=float, metavar="E", help=text)
     text = "show its token without TLS although others on the network may read it"
     _add_setting(sub, "--insecure", "server.insecure=true", text)
-    _add_log(sub)
-
-    sub = command("allocation", "one task of a fleet over several machines: the first serves, others are clients")
-    _add_config(sub)
-    text = "a folder that all tasks see: for the server's address, certificates, the run, and what clients keep"
-    sub.add_argument("--shared", type=_folder, required=True, metavar="DIR", help=text)
-    text = "which task this is, from 0 (default: as Slurm's srun says)"
-    sub.add_argument("--rank", type=int, metavar="N", help=text)
-    sub.add_argument("--ranks", type=int, metavar="N", help="how many tasks there are (default: as Slurm's srun says)")
-    _add_set(sub)
-    _add_log(sub)
+    add_log(sub)
 
     sub = command("evaluator", "the evaluator alone, for servers whose evaluation.address names it")
-    _add_config(sub)
-    _add_set(sub)
+    add_config(sub)
+    add_set(sub)
     _add_setting(sub, "--insecure", "evaluation.insecure=true", _LISTEN_INSECURELY)
-    _add_log(sub)
+    add_log(sub)
 
 
 def _add_simulations(command: _AddCommand) -> None:
-    """Add the commands that simulate, and that search for settings."""
     sub = command("simulate", "policy and drawn latencies or drifts only: regret, no network, no training")
-    _add_config(sub)
-    _add_set(sub)
+    add_config(sub)
+    add_set(sub)
     sub.add_argument("--rounds", type=int, metavar="N", help="how many rounds to simulate (default: experiment.rounds)")
     sub.add_argument("--policies", metavar="A,B,C", help="names, separated by commas: drawn side by side")
     seeds = "simulations per policy, from the seed on, drawn as a band (default 1)"
     sub.add_argument("--seeds", type=int, default=1, metavar="N", help=seeds)
     jobs = "how many simulations to play at a time (default: one per core, but one below 400,000 rounds in all)"
     sub.add_argument("--jobs", type=int, metavar="N", help=jobs)
-    _add_run_dir(sub, "runs/simulate-<name>-<time>")
-
-    sub = command("tune", "search for parameters by latency, leakage and accuracy; writes the Pareto front")
-    _add_config(sub, nargs="?")
-    _add_set(sub)
-    _add_virtual(sub)
-    search = "a key and where to search it: A..B, log:A..B or values A,B,C; repeatable (default: the policy's weights)"
-    sub.add_argument("--search", action="append", default=[], metavar="KEY=SPACE", help=search)
-    by = "what a trial plays: simulations, or runs with real processes and training (default simulate)"
-    sub.add_argument("--by", choices=["simulate", "run"], default="simulate", help=by)
-    sub.add_argument("--trials", type=int, default=50, metavar="N", help="how many settings to try (default 50)")
-    seeds = "simulations or runs per setting, from the seed on (default 3)"
-    sub.add_argument("--seeds", type=int, default=3, metavar="N", help=seeds)
-    fresh = "seeds that no trial has seen, by which the front is compared with the published setting (default 10)"
-    sub.add_argument("--fresh-seeds", type=int, default=10, metavar="N", help=fresh)
-    target = "with --by run: the latency is the one until test accuracy A, in (0, 1), is reached"
-    sub.add_argument("--target-accuracy", type=float, metavar="A", help=target)
-    real = "seeds on which the recommended and the published setting are run on the real clock, too (default 0)"
-    sub.add_argument("--real-seeds", type=int, default=0, metavar="N", help=real)
-    _add_run_dir(sub, "runs/tune-<name>-<time>")
-    sub.add_argument("--resume", type=_folder, metavar="DIR", help="go on with an interrupted search")
-    _add_jobs(sub)
+    add_run_dir(sub, "runs/simulate-<name>-<time>")
 
 
-def _add_logs(command: _AddCommand) -> None:
-    """Add the commands that read the log of a run, or a file of latencies."""
-    sub = command("replay", "fold a run's log through its policy, which must choose the same, or through another")
-    sub.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, also of a run that goes on")
-    sub.add_argument("--policy", metavar="NAME", help="estimate what this policy would have chosen and waited")
-    text = "estimate for another parameter, e.g. selection.pause.alpha=10; keys of selection alone; repeatable"
-    sub.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=text)
-    draws = "how often an estimate draws what the log does not have (default 100)"
-    sub.add_argument("--draws", type=int, default=100, metavar="N", help=draws)
-    sub.add_argument("--json", action="store_true", help="print one JSON object")
-    sub.add_argument("--out", type=_folder, metavar="DIR", help="write replay.json, replay.csv and replay.png there")
-
-    sub = command("fit-latency", "fit a latency law to each client of a log or CSV file; prints an experiment as TOML")
-    source = "a run directory, or a file with a row per exchange: by default CSV with the columns client, time, seconds"
-    sub.add_argument("source", metavar="FILE|RUN_DIR", help=source)
-    _add_reading(sub)
-    sub.add_argument("--figure", metavar="PATH", help="draw the laws against the data there, as PNG")
-
-
-def _add_reading(sub: argparse.ArgumentParser) -> None:
+def add_reading(sub: argparse.ArgumentParser) -> None:
+    """Add the options that say how a file of latencies is written."""
     named = "csv (default), ping, ripe-atlas, iperf3, prometheus, k6, locust, ndt, wondernetwork or fedscale"
     sub.add_argument("--format", default="csv", metavar="NAME", help=f"how the file is written: {named}")
     sub.add_argument("--column", metavar="NAME", help="the column of the latencies (default: seconds)")
@@ -271,13 +213,6 @@ def _add_tools(command: _AddCommand) -> None:
     sub.add_argument("run_dirs", nargs="+", metavar="DIR", help="a run, or the folder of a comparison or a sweep")
     sub.add_argument("--csv", action="store_true", help="also export every view of run.db to RUN_DIR/csv")
     sub.add_argument("--formats", default="", metavar="A,B", help="pictures also as files of these: svg, png, pdf")
-
-    sub = command("audit", "attack the privacy mechanism of an experiment; check the ledgers of a run")
-    sub.add_argument("config", metavar="RUN_OR_CONFIG", help=f"a run directory, {_CONFIG_HELP}")
-    sub.add_argument("--uploads", type=int, default=20_000, metavar="N", help="per attack and world (default 20000)")
-    played = "first play it there, as a run that is dealt canaries whose releases are audited too, or go on with it"
-    sub.add_argument("--run-dir", type=_folder, metavar="DIR", help=played)
-    _add_set(sub)
 
     sub = command("bench", "measure this machine; JSON lines with --json")
     sub.add_argument("name", metavar="NAME", help="rounds, fidelity, scale, steps or selection")
@@ -299,19 +234,21 @@ def _add_tools(command: _AddCommand) -> None:
 
     text = "print every key with its value and meaning; try data, partition and model without running them"
     sub = command("validate", text)
-    _add_config(sub, nargs="?")
+    add_config(sub, nargs="?")
     sub.add_argument("--list", action="store_true", help="list presets, and all that experiments can name")
     sub.add_argument("--run-dir", metavar="DIR", help="also check that the run there, if any, can go on with CONFIG")
-    _add_set(sub)
+    add_set(sub)
 
 
-def _add_config(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
-    parser.add_argument("config", metavar="CONFIG", nargs=nargs, help=_CONFIG_HELP)
+def add_config(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    """Add the positional argument CONFIG."""
+    parser.add_argument("config", metavar="CONFIG", nargs=nargs, help=CONFIG_HELP)
 
 
-def _add_run_dir(parser: argparse.ArgumentParser, default: str) -> None:
+def add_run_dir(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add --run-dir. `default` is the folder without it."""
     text = f"where the results go (default: {default})"
-    parser.add_argument("--run-dir", type=_folder, metavar="DIR", help=text)
+    parser.add_argument("--run-dir", type=folder, metavar="DIR", help=text)
 
 
 def _add_resume(parser: argparse.ArgumentParser, **kind: Any) -> None:
@@ -327,7 +264,8 @@ def _add_setting(
     parser.add_argument(option, action="append_const", const=setting, dest=dest, default=[], help=text)
 
 
-def _add_log(parser: argparse.ArgumentParser) -> None:
+def add_log(parser: argparse.ArgumentParser) -> None:
+    """Add --log-json, --quiet and --verbose."""
     parser.add_argument("--log-json", action="store_true", help="write logs as JSON, one object a line")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("-q", "--quiet", action="store_true", help="no progress: warnings, errors and results only")
@@ -339,7 +277,8 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fleet", metavar="HOST:PORT", help=text)
 
 
-def _add_jobs(parser: argparse.ArgumentParser) -> None:
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """Add --jobs, --on and --on-option: where the runs of a campaign are played."""
     text = "how many runs to play here at a time, on the virtual clock alone (default 1)"
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help=text)
     on = "where runs are played: local (default), slurm, or dask=ADDRESS of its scheduler"
@@ -348,11 +287,13 @@ def _add_jobs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--on-option", action="append", default=[], metavar="KEY=VALUE", dest="on_options", help=option)
 
 
-def _add_virtual(parser: argparse.ArgumentParser, dest: str = "overrides") -> None:
+def add_virtual(parser: argparse.ArgumentParser, dest: str = "overrides") -> None:
+    """Add --virtual, which adds to `dest` as --set does."""
     text = "play on the virtual clock: the same actors and links, and waiting costs nothing (experiment.clock)"
     _add_setting(parser, "--virtual", "experiment.clock=virtual", text, dest)
 
 
-def _add_set(parser: argparse.ArgumentParser) -> None:
+def add_set(parser: argparse.ArgumentParser) -> None:
+    """Add --set, whose values go to `overrides`."""
     text = "override a key, e.g. experiment.rounds=60; repeatable"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=text)

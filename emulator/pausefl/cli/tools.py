@@ -83,4 +83,6 @@ def completion(options: argparse.Namespace) -> None:
     """Print a shell's completion script."""
     import shtab
 
-    print(shtab.complete(options.whole, options.shell))
+    from pausefl.cli import whole_parser
+
+    print(shtab.complete(whole_parser(), options.shell))

@@ -15,6 +15,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from pausefl.cli.arguments import add_config, add_log, add_set, folder
 from pausefl.cli.option_values import experiment_of
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.links import processes_of
@@ -28,6 +29,18 @@ from pausefl_proto.errors import ConfigError, PauseflError
 
 _LOOKS_EVERY_S = 0.2
 _DIALS_FOR_S = 5.0
+
+
+def allocation_arguments(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of `pausefl allocation`."""
+    add_config(sub)
+    text = "a folder that all tasks see: for the server's address, certificates, the run, and what clients keep"
+    sub.add_argument("--shared", type=folder, required=True, metavar="DIR", help=text)
+    text = "which task this is, from 0 (default: as Slurm's srun says)"
+    sub.add_argument("--rank", type=int, metavar="N", help=text)
+    sub.add_argument("--ranks", type=int, metavar="N", help="how many tasks there are (default: as Slurm's srun says)")
+    add_set(sub)
+    add_log(sub)
 
 
 def allocation(options: argparse.Namespace) -> None:

@@ -1,6 +1,6 @@
 """The command `pausefl reproduce`: its list of figures, and its messages before and after the runs."""
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -8,6 +8,7 @@ from typing import get_args
 from rich import box
 from rich.table import Table
 
+from pausefl.cli.arguments import add_jobs, add_set, add_virtual, folder
 from pausefl.cli.option_values import player_of
 from pausefl.results.statistics import FEWEST_SEEDS
 from pausefl.studies.campaign import plan_of
@@ -18,6 +19,22 @@ from pausefl_reproduce import playing
 from pausefl_reproduce.estimate import estimated_s
 from pausefl_reproduce.published import Reproduction, find_reproduction, reproductions
 from pausefl_reproduce.request import ReproductionScale, Request, left_out
+
+
+def reproduce_arguments(sub: ArgumentParser) -> None:
+    """Add the arguments of `pausefl reproduce`."""
+    sub.add_argument("name", metavar="NAME", nargs="?", help="the figure or table (--list)")
+    sub.add_argument("--list", action="store_true", help="every figure and table: what runs, and about how long here")
+    sub.add_argument("--seeds", type=int, metavar="N", help="runs per series, from seed 1 on (default: the figure's)")
+    sub.add_argument("--series", metavar="A,B,C", help="only these of the figure's series")
+    sub.add_argument("--each-seed", action="store_true", help="draw each seed as a thin line, too")
+    scale = "quick (default): within some 10 minutes on two cores, and it says what it leaves out; full: as published"
+    sub.add_argument("--scale", choices=["quick", "full"], help=scale)
+    sub.add_argument("--resume", action="store_true", help="go on with the reproduction in --out; finished runs stay")
+    sub.add_argument("--out", type=folder, metavar="DIR", help="where the results go (default: runs/reproduce-NAME)")
+    add_jobs(sub)
+    add_virtual(sub)
+    add_set(sub)
 
 
 def reproduce(options: Namespace) -> None:

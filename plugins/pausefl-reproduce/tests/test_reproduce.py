@@ -14,7 +14,7 @@ import pytest
 
 import pausefl
 from docs.write_results import keep, kept_summaries, results_page, write_page
-from pausefl.cli import main, parser
+from pausefl.cli import main, whole_parser
 from pausefl.experiment.experiment import load_experiment
 from pausefl.results.reading import read_run
 from pausefl.studies.campaign import CampaignInterrupted
@@ -158,7 +158,7 @@ def test_at_the_end_it_is_said_why_a_series_has_no_total(tmp_path: Path) -> None
 
 
 def test_the_virtual_clock_is_a_setting_of_every_run() -> None:
-    options = parser().parse_args(["reproduce", "fig2", "--virtual", "--set", "experiment.rounds=5"])
+    options = whole_parser().parse_args(["reproduce", "fig2", "--virtual", "--set", "experiment.rounds=5"])
     assert requested(options).overrides == ("experiment.clock=virtual", "experiment.rounds=5")
 
 
@@ -201,7 +201,7 @@ def test_a_resumed_reproduction_keeps_all_that_it_began_with(tmp_path: Path) -> 
     with pytest.raises(ConfigError) as error:
         report_folder(tmp_path, csv=False)
     _, *again = shlex.split(str(error.value).rpartition(": ")[2])
-    assert requested(parser().parse_args(again)) == asked
+    assert requested(whole_parser().parse_args(again)) == asked
 
 
 def interrupt(*_: object) -> None:
@@ -251,7 +251,9 @@ def test_an_interrupted_reproduction_goes_on_and_its_summary_becomes_a_page(
 
     again = pausefl.reproduce("small_mnist", folder, scale="full", each_seed=True, resume=True, progress=False)
     assert len(again.summary["series"]["fastest"]["accuracy_by_latency"]["seeds"]) == 1
-    assert requested(parser().parse_args(["reproduce", "small_mnist", "--resume", "--out", str(folder)])).each_seed
+    assert requested(
+        whole_parser().parse_args(["reproduce", "small_mnist", "--resume", "--out", str(folder)])
+    ).each_seed
 
     (tmp_path / "docs/results/reproduce").mkdir(parents=True)
     keep(folder, tmp_path / "docs")
