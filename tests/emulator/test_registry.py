@@ -115,7 +115,7 @@ def test_a_name_that_two_packages_add_is_refused_in_one_line_with_both(package: 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("ordred", "did you mean ordered? It must be one of dict, ordered, counter, missing,"),
+        ("ORDRED", "did you mean ordered? It must be one of dict, ordered, counter, missing,"),
         ("zzz", 'must be one of dict, ordered, counter, missing, number, unfinished, or "package.module:name"'),
         ("number", "must be a subclass of builtins.dict"),
         ("more_pausefl:number", "must be a subclass of builtins.dict"),

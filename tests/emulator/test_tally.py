@@ -60,8 +60,11 @@ def test_a_client_that_makes_rounds_suspect_is_named() -> None:
     assert (found["rounds"], found["clients"]) == (3, {"c0": 3, "c2": 1})
     assert by_whom(found["clients"]) == "; c0 (3), c2 (1)"
     assert by_whom({f"c{i}": 9 - i for i in range(6)}) == "; c0 (9), c1 (8), c2 (7), c3 (6) and 2 more"
-    server = dataclasses.replace(rounds[0], suspect=tuple(limits.of_server(busy)))
-    assert RunTally([server]).suspect_because["server steal_share"]["clients"] == {}
+    doubts = (*limits.of_server(busy), *limits.of_client(busy, "round_trip"))
+    seen = [dataclasses.replace(o, suspect=doubts) for o in played.observations]  # the server was busy meanwhile
+    both = dataclasses.replace(played, observations=tuple(seen), suspect=ordered(reversed(doubts)))
+    clients = [(doubt, found["clients"]) for doubt, found in RunTally([both]).suspect_because.items()]
+    assert clients == [("server steal_share", {}), ("clients steal_share", {"c0": 1, "c1": 1, "c2": 1})]
 
 
 @pytest.mark.parametrize(("chosen", "asked"), [(["abc", "a", "aab"], [1, 3]), (["ab", "bc"], [2, 2]), ([], None)])

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ import pausefl
 from pausefl_process.host_monitor import HostMonitor, HostReport, Peaks, StealMeter
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.exchange import host_of
-from pausefl_server.host_limits import ADVICE, DOUBTS, HostLimits
+from pausefl_server.host_limits import ADVICE, DOUBTS, OVERDUE, HostLimits, still_s
 from pausefl_server.records import LogEvent, RoundRecord, Timing
 from pausefl_server.storage.store import Store
 from rigs.command import query
@@ -220,6 +220,12 @@ def doubted_round() -> RoundRecord:
     seen = observation("c", timing=TIMING, host=theirs, suspect=doubts, teaches=False)
     joined = (LogEvent("joined", "c", n_examples=1),)
     return record(1, seen, events=joined, host=HostReport(0.01, 0.02, 0.03, 0.04), suspect=doubts)
+
+
+def test_a_doubt_tells_how_long_its_host_stood_still() -> None:
+    still = replace(doubted_round(), host=HostReport(stopped_s=3.0, suspended_s=7.0))
+    doubts = ("server stopped_s", "server suspended_s", OVERDUE, "clients stopped_s", "clients loop_lag_s")
+    assert [still_s(doubt, still) for doubt in doubts] == [3.0, 7.0, 0.0, 0.5, 0.0]
 
 
 def test_the_server_reads_what_a_clients_host_said() -> None:
