@@ -30,7 +30,7 @@ from pausefl_server.selection.observed import seen_by_policy
 from pausefl_server.selection.policies.baselines import All, Random
 from pausefl_server.selection.terms import generalisation
 from pausefl_server.storage.store import Store
-from rigs.coordinator import CoordinatorRig, FakePeer, MakeRig, update_of
+from rigs.coordinator import BUDGET, CoordinatorRig, FakePeer, MakeRig, update_of
 from rigs.log import observation, record
 from rigs.policies import FirstTwice, Play, context_of, every_policy, policy_of
 from rigs.settings import server_settings
@@ -166,9 +166,13 @@ def test_going_back_over_failed_attempts_keeps_their_number_and_what_was_spent(t
 def test_what_clients_said_of_failed_jobs_is_told_and_no_other_reason() -> None:
     reasons = {"a": ("refused", "out of memory"), "b": ("timeout", "gave no answer in time"), "c": ("unneeded", "")}
     misses = tuple(Miss(c, kind, 1.0, 1.0, reason=reason) for c, (kind, reason) in reasons.items())  # type: ignore[arg-type]  # one of its names
-    tally = RunTally([record(1, chosen=tuple(reasons), misses=misses)])
-    assert tally.failures == [{"reason": "out of memory", "jobs": 1}]
-    assert (tally.missed_jobs, tally.unneeded_jobs) == ({"refused": 1, "timeout": 1}, 1)
+    failed = record(1, chosen=tuple(reasons), misses=misses)
+    tally = RunTally([replace(failed, attempt=2, failed_attempts=(failed,))], [replace(failed, round=2)])
+    assert tally.failures == [{"reason": "out of memory", "jobs": 3}]
+    assert (tally.missed_jobs, tally.unneeded_jobs) == ({"refused": 3, "timeout": 3}, 3)
+    assert tally.failed_attempts == 2
+    most = tally.unanswered.releases_at_most(ClientTable(), BUDGET)
+    assert most == {"b": 3, "c": 3}
 
 
 def test_the_first_loss_that_is_not_finite_is_noticed() -> None:

@@ -38,6 +38,7 @@ from pausefl.results.stored_summary import read_summary
 from pausefl.results.summary import summarise
 from pausefl.results.tally import RunTally
 from pausefl.runtime.plan import plan_of
+from pausefl_server.records import LogEvent
 from pausefl_server.service import RunResult
 from pausefl_server.state import RunState, replay
 from pausefl_server.storage.store import Store
@@ -260,13 +261,13 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def summarised(run_dir: Path) -> dict[str, Any]:
-    """The summary of the run, computed again from its log."""
+def summarised(run_dir: Path, *late: LogEvent) -> dict[str, Any]:
+    """The summary of the run, computed again from its log and these later events."""
     experiment = parse_experiment(NEWCOMERS)
     policy = selected_policy(experiment.selection)
     with closing(Store(run_dir / "run.db", verify=False)) as store:
         state = replay(RunState.start(policy, 1), store.rounds(), unfinished=store.log().failed_attempts())
-        tally = RunTally(store.log(), store.log().failed_attempts(), store.late_events())
+        tally = RunTally(store.log(), store.log().failed_attempts(), [*store.late_events(), *late])
     result = RunResult(state, np.zeros(10, np.float32), None, (), (), "all rounds done", "completed", 0)
     plan = plan_of(experiment, "run").server
     return {**summarise(plan.summary, plan.settings, tally, result, charged_size=10)}
@@ -298,6 +299,13 @@ class Played:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Figures, "compute", compute)
             self._what()
+
+
+def test_every_epsilon_of_a_summary_counts_jobs_without_an_answer(run_dir: Path) -> None:
+    clients = parse_experiment(NEWCOMERS).client_ids
+    told, owed = summarised(run_dir), summarised(run_dir, *(LogEvent("unsettled", client_id) for client_id in clients))
+    for key in ("max_epsilon_spent", "median_epsilon_spent", "vector_epsilon_max"):
+        assert owed[key] > told[key]
 
 
 def test_each_figure_of_a_summary_fails_alone(run_dir: Path) -> None:
