@@ -126,7 +126,7 @@ class CommitCount:
             data = self._path.read_bytes()
         except OSError:
             return 0
-        return int(data) if len(data) == _COUNT_DIGITS and data.isdigit() else 0
+        return int(data) if data.isdigit() else 0  # a torn count is too low
 
     def write(self, count: int) -> None:
         """Note that `count` commits are durable. Errors of the disk are ignored."""

@@ -105,18 +105,23 @@ async def test_another_programs_transaction_is_waited_for(tmp_path: Path, monkey
 
 def test_a_lock_that_lasts_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once this was a traceback, or the advice to restore the log from a copy."""
-    monkeypatch.setattr(databases, "_LOCKED_MAX_S", 0.0)
+    monkeypatch.setattr(databases, "_LOCKED_MAX_S", 0.1)
     opened = opened_connections(monkeypatch)
+    told: list[str] = []
     with closing(Store(tmp_path / "run.db")) as store:
+        store.tell = told.append
         opened[-1].execute("PRAGMA busy_timeout = 20")
         said = pytest.raises(ConfigError, match=r"run\.db: another program is writing to it .*; close that program$")
         with closing(_held(tmp_path / "run.db")), said:
             store.set_meta("colour", "red")
+    assert len(told) <= 1, "however often it was tried"
 
 
-@pytest.mark.parametrize(
-    "name", ["BUSY", "PROTOCOL", "CANTOPEN", "NOMEM", "IOERR_LOCK", "IOERR_SHMLOCK", "IOERR_SHMSIZE", "FULL"]
-)
+OF_ITSELF = ["BUSY", "LOCKED", "PROTOCOL", "CANTOPEN", "READONLY", "NOMEM", "FULL"]
+OF_THE_DISK = ["IOERR_LOCK", "IOERR_SHMLOCK", "IOERR_SHMSIZE", "IOERR_FSYNC"]
+
+
+@pytest.mark.parametrize("name", [*OF_ITSELF, *OF_THE_DISK])
 def test_only_a_damaged_log_is_to_be_restored(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> None:
         error = sqlite3.OperationalError("as SQLite has it")
@@ -135,20 +140,24 @@ def test_a_log_in_a_folder_that_cannot_be_written_is_read(tmp_path: Path, monkey
     with closing(databases.open_read_only(tmp_path / "run.db")) as database:
         assert database.execute("SELECT count(*) FROM rounds").fetchone() == (0,)
         assert [file.name for file in tmp_path.iterdir()] == ["run.db"], "SQLite could not have made files beside it"
+    with closing(Store(tmp_path / "run.db")) as store:  # its writer is at work, and has not moved rounds into the file
+        store.commit_round(record(1))
+        with closing(databases.open_read_only(tmp_path / "run.db")) as database:
+            assert database.execute("SELECT count(*) FROM rounds").fetchone() == (1,)
 
 
 def test_a_reader_that_lets_the_log_grow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(databases, "_LOG_BYTES_MAX", 6 << 20)
+    monkeypatch.setattr(databases, "_LOG_BYTES_MAX", 1 << 20)
     said: list[str] = []
     with closing(Store(tmp_path / "run.db")) as store, closing(sqlite3.connect(tmp_path / "run.db")) as reader:
         store.tell = said.append
         for t in range(1, 60):
             if t == 30:
-                assert not said, "nobody reads"
+                assert not said, "nobody reads, so SQLite can take in all of the log"
                 reader.execute("BEGIN")
                 reader.execute("SELECT count(*) FROM rounds").fetchone()
             store.commit_round(record(t), optimizer_state=theta(t, 100_000))
-    assert said
+    assert 1 <= len(said) <= 3, "each time the log has doubled"
     assert all("has been reading" in message and "run.db-wal grows" in message for message in said)
 
 
