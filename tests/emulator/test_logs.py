@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from pausefl.cli import main
 from pausefl.experiment.experiment import load_experiment, parse_experiment
 from pausefl.experiment.in_force import in_force
-from pausefl.runtime import provenance
+from pausefl.runtime import fleet, provenance
 from pausefl.runtime.client.failures import telling_failures
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.fleet import Fleet
@@ -254,11 +255,23 @@ def test_one_port_for_many_processes_is_bad_input_and_a_process_is_scraped_where
     with pytest.raises(ConfigError, match=r"^metrics\.client_port = 9465: 2 client processes run here"):
         Fleet(plan_of(parse_experiment(CONFIG, ["metrics.client_port=9465"]), "run"), tmp_path)
     targets = Targets(tmp_path)
-    for address in ("127.0.0.1:9001", "127.0.0.1:9002"):
+    for address in ("127.0.0.1:9001", "0.0.0.0:9002"):
         targets.add("pausefl-client-000", MetricsServed(f"http://{address}/metrics"))
     (group,) = json.loads((tmp_path / "targets.json").read_text())
     assert group["targets"] == ["127.0.0.1:9002"]
     Targets(tmp_path / "moved").clear()  # raises nothing that would hide why the run has ended
+
+
+def test_a_client_process_that_ends_again_and_again_is_given_up_unless_it_lasted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(fleet, "time", SimpleNamespace(monotonic=lambda: now_s))
+    client = fleet._ClientProcess(0, plan_of(parse_experiment(CONFIG), "run").processes[0], starts_at_s=now_s)
+    tried = [(client.schedule_restart(), client.starts_at_s - now_s) for _ in range(6)]
+    assert tried == [*((True, 2.0**n) for n in range(5)), (False, 32.0)]
+    now_s = client.starts_at_s + 61.0
+    assert (client.schedule_restart(), client.restarts) == (True, 1)
 
 
 def test_a_process_that_ended_is_told_by_the_last_line_of_a_process_not_by_anothers_end(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import resource
 import signal
 import socket
 import sys
@@ -17,12 +18,13 @@ from typing import Any
 import grpc
 import pytest
 
-from pausefl.runtime.processes.resources import collect_seldom
+from pausefl.runtime.processes.resources import collect_seldom, refuse_few_files
 from pausefl.runtime.processes.waits import EventLoop, run_telling_waits, waits
 from pausefl.runtime.server.process import sparing_clients
 from pausefl_process.ending import signals_to
 from pausefl_process.events import Notice, ProgressEvent
 from pausefl_process.machine import available_cores
+from pausefl_proto.errors import ConfigError
 from rigs.command import python
 from rigs.telemetry import round_event
 
@@ -196,6 +198,16 @@ def own_collector() -> Iterator[None]:
     gc.unfreeze()
     yield
     gc.set_threshold(*thresholds)
+
+
+def test_a_process_that_may_not_open_enough_files_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (50, 100))
+    refuse_few_files(clients=60, ledgers=20)
+    for many, needed in (({"clients": 61}, 101), ({"ledgers": 21}, 103)):
+        with pytest.raises(ConfigError, match=rf"^at most 100 files may be open .*: about {needed} are needed$"):
+            refuse_few_files(**many)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (50, resource.RLIM_INFINITY))
+    refuse_few_files(clients=10**6)
 
 
 def test_a_process_of_many_objects_looks_for_garbage_seldom() -> None:
