@@ -13,7 +13,7 @@ from cryptography import x509
 
 from pausefl.certificates import make_certificates
 from pausefl.cli import main
-from pausefl_process.tokens import read_token, read_token_digests
+from pausefl_process.tokens import read_ids, read_token, read_token_digests
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls
 from pausefl_server.rounds.admission import Admission
@@ -104,12 +104,22 @@ def test_hosts_are_named_as_names_and_addresses(tmp_path: Path) -> None:
 OF_NO_TOKEN = hashlib.sha256().hexdigest()
 
 
-@pytest.mark.parametrize("text", ["", "a\n", "a 12\n", "a zz\n", f"{'0' * 64}\n", f"a {OF_NO_TOKEN}\n"])
+@pytest.mark.parametrize(
+    "text", ["", "a\n", "a 12\n", "a zz\n", f"{'0' * 64}\n", f"a {'0' * 66}\n", f"a {OF_NO_TOKEN}\n"]
+)
 def test_a_file_that_holds_no_digests_is_bad_input(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tokens.txt"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"admission\.tokens = .*tokens\.txt"):
         read_token_digests(str(path))
+
+
+def test_ids_may_have_spaces_and_lists_any_editors_marks(tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    path.write_bytes(f"\ufeffa b {'0' * 64}\r\n".encode())
+    assert read_token_digests(str(path)) == {"a b": bytes(32)}
+    path.write_bytes("\ufeffa b \r\n\r\nc-*\r\n".encode())
+    assert read_ids(str(path)) == {"a b", "c-*"}
 
 
 def test_the_server_knows_tokens_by_their_digests_alone_and_an_empty_one_has_none(tmp_path: Path) -> None:

@@ -158,6 +158,7 @@ def test_a_file_in_a_form_that_others_read_is_read_or_refused_in_one_line(tmp_pa
         Tls(str(certificate), f"{tmp_path}/server.key").to_listen()
     assert is_no_servers(certificate.read_bytes())
     ca = tmp_path / "ca.pem"
+    assert not is_no_servers(ca.read_bytes()), "it lists no purposes"
     ca.write_text(f"# Autorité\n{ca.read_text()}", "utf-8")
     assert Tls(ca=str(ca)).to_connect().ca == ca.read_bytes()
     ca.write_text("")  # as while another file is written over it: a client that was welcome waits for it
