@@ -44,10 +44,11 @@ def plain(*events: ProgressEvent | float) -> list[str]:
 
 
 def test_plain_lines_say_where_the_run_is() -> None:
-    begun = Preparing("the evaluator makes the first model"), 1.0, WaitingForClients(3, 30), round_event(10), 4.0
+    served = MetricsServed("http://a:1/metrics", "http://a:1/")
+    begun = Preparing("the first model is made"), served, 1.0, WaitingForClients(3, 30), round_event(10), 4.0
     end = evaluation(10, 0.5), round_event(12), Finished("all rounds done")
-    first, preparing, waiting, running, last = plain(*begun, *end)
-    assert preparing == "the evaluator makes the first model"
+    first, preparing, where, waiting, running, last = plain(*begun, *end)
+    assert (preparing, where) == (begun[0].what, "live page at http://a:1/  metrics at http://a:1/metrics")
     assert (first, waiting, last) == ("demo", "waiting for clients: 3 of 30", "finished: all rounds done")
     assert running == (
         "round 12/100  test accuracy 50.0% (round 10)  latency 3.00 s  ε 1.5 of 40 (coordinate)  30 clients"
@@ -83,6 +84,7 @@ def test_without_privacy_no_epsilon_is_named_and_the_last_evaluation_is_printed_
 def test_progress_is_a_fold_that_names_who_is_waited_for_and_keeps_the_last_rounds_only() -> None:
     progress = fold(RunProgress(), WaitingForClients(28, 30, ("client-003", "client-017")), 0.0)
     assert progress.status == "waiting for clients: 28 of 30, client-003, client-017 missing"
+    assert fold(progress, WaitingForClients(0, 30, ("a", "b")), 0.0).status == "waiting for clients: 0 of 30"
     for number in range(1, 21):
         progress = fold(progress, round_event(number), now_s=0.0)
     assert [event.round for event in progress.rounds] == list(range(13, 21))
