@@ -56,7 +56,7 @@ an experiment with every default filled in, and the same sentences.
 
 "Not set" means that the key has no value by default; its sentence says what then happens. A key with a unit in its name
 (`_s`, `_bytes`) has that unit. Times are in seconds at the emulated scale, before `latency.time_scale`, where they are
-drawn; timeouts are in real seconds.
+drawn; timeouts are in real seconds. Where a table with a `kind` is taken, a kind alone is one with its defaults.
 """
 
 _LAWS = """`latency.delay`, `latency.down` and `latency.up` take a table with one of these kinds. So do the same keys of
@@ -66,9 +66,9 @@ _BEHAVIOURS = """`clients.groups.NAME.behaviours` takes a list of tables with on
 [More on groups](../behaviours.md)."""
 _AVAILABILITY = """`clients.groups.NAME.availability` takes a table with one of these kinds.
 [More on groups](../behaviours.md)."""
-_PARTITIONS = """`workload.partition` takes a table with one of these kinds, or a kind alone, which has its defaults.
+_PARTITIONS = """`workload.partition` takes a table with one of these kinds.
 [More on partitions](../partitions.md)."""
-_TRAINING = """`workload.training` takes a table with one of these kinds, or a kind alone, which has its defaults.
+_TRAINING = """`workload.training` takes a table with one of these kinds.
 [More on training methods](../training.md)."""
 _DRIFTS = """`clients.groups.NAME.drift` takes a table with one of these kinds. Only `pausefl simulate` reads it."""
 _POLICIES = """The parameters of policy NAME stand in `[selection.NAME]`. [More on policies](../selection.md)."""

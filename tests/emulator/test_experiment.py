@@ -81,7 +81,7 @@ MISTAKES = [
     ("selection.m=true", "selection.m = True", "valid integer"),
     ("selection.policy=3", "selection.policy = 3", "valid string"),
     ("metrics.enabled=1", "metrics.enabled = 1", "true or false"),
-    ("latency.delay=none", "latency.delay = 'none'", "a table"),
+    ("latency.delay=3", "latency.delay = 3", "a table"),
     ("privacy.disclose=loss", "privacy.disclose = 'loss'", "a list"),
     ("selection.pause.alpha=x", "selection.pause.alpha = 'x'", "valid number"),
     ("selection.pause.alpha=true", "selection.pause.alpha = True", "valid number"),

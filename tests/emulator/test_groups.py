@@ -79,13 +79,29 @@ def test_trainers_behave_as_their_group_does() -> None:
     assert norms[1] == pytest.approx(2 * norms[0], rel=0.2)
 
 
+def test_a_kind_alone_is_a_table_with_its_defaults() -> None:
+    alone: dict[str, Any] = {
+        "workload.training_time": "none",
+        "workload.schedule": "cosine",
+        "latency.delay": "halves",
+        "clients.groups.a.count": 5,
+        "clients.groups.a.availability": "always",
+    }
+    spelt = {key: {"kind": said} if isinstance(said, str) else said for key, said in alone.items()}
+    behaviours = "clients.groups.a.behaviours"
+    one = parse_experiment("", {**alone, behaviours: ["label-flip"]})
+    assert one == parse_experiment("", {**spelt, behaviours: [{"kind": "label-flip"}]})
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("clients.count=30", "clients.count = 30: its groups add up to 5"),
         ("selection.m=6", "selection.m = 6: must be at most clients.count = 5"),
         ("workload.examples=4", "workload.examples = 4: must be at least clients.count = 5, one for each"),
-        ('clients.groups={"a/b" = { count = 5 }}', "clients.groups: 'a/b' is no name; letters, digits, - and _"),
+        ('clients.groups={"a/b" = { count = 5 }}', "clients.groups: 'a/b' is no name; letters, digits, _ and - make"),
+        ("clients.groups={-a = { count = 5 }}", "clients.groups: '-a' is no name; letters, digits, _ and - make"),
+        (f"clients.groups={{{'a' * 121} = {{ count = 5 }}}}", "should have at most 120 characters"),
         ("clients.groups.new={join_round=3}", "clients.groups.new.count: is missing"),
         ("clients.groups.plain={count=2, join_round=7, leave_round=7}", ".leave_round = 7: must be after its join"),
         ("count=0", ".count = 0"),

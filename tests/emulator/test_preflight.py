@@ -514,7 +514,7 @@ EXPERIMENTS: dict[str, tuple[str | bytes, str]] = {
     "Latin-1": ("# a\n# Gerät\n".encode("latin-1"), r"cannot be read \(line 2, column 6 is no UTF-8; save the file as"),
     "Flower's": ('[build-system]\nrequires = ["hatchling"]\n', "build-system: unknown key; known keys: admission"),
     "a group's name": ('[clients.groups."Gerät 1.lab"]\ncount = 3\n', "clients.groups: 'Gerät 1.lab' is no name; let"),
-    "a client's id": ("[clients]\nids = ['Ærø 1']\n", "clients.ids: 'Ærø 1' is no name; letters, digits, - and _ make"),
+    "a client's id": ("[clients]\nids = ['Ærø 1']\n", "clients.ids: 'Ærø 1' is no name; letters, digits, _ and - make"),
     "a word for a truth": ("[privacy]\nenabled = 'no'\n", "privacy.enabled = 'no': must be true or false"),
     "capitals": ("[workload]\ndataset = 'MNIST'\n", 'workload.dataset = "MNIST": .*did you mean mnist'),
 }  # fmt: skip

@@ -13,7 +13,7 @@ from pausefl.experiment.delay_laws.base import Delay
 from pausefl.experiment.delay_laws.combined import Sum
 from pausefl.experiment.delay_laws.laws import NoDelay
 from pausefl.experiment.delays.laws import EXCHANGE_DELAYS, LawReader, law_readers
-from pausefl.experiment.validation import TomlTable
+from pausefl.experiment.validation import OfKind, TomlTable
 from pausefl_client.link import Mode
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.number_types import Count, Positive, Share
@@ -49,11 +49,11 @@ class LinkGroup(TomlTable):
 
     clients: str | tuple[str, ...]
     """The group's clients: an id, a range "first..last", or a list of either."""
-    delay: dict[str, Any] | None = None
+    delay: OfKind | None = None
     """The group's law for a whole exchange."""
-    down: dict[str, Any] | None = None
+    down: OfKind | None = None
     """The group's law from server to client."""
-    up: dict[str, Any] | None = None
+    up: OfKind | None = None
     """The group's law from client to server."""
     bandwidth: GroupBandwidthTable | None = None
     """The group's bandwidth."""
@@ -86,11 +86,11 @@ class LatencyTable(TomlTable):
     latencies, or a tenth of their median if that is more."""
     down_share: Share = 0.5
     """The share of `delay` that is injected on the way down. The rest is injected on the way up."""
-    down: dict[str, Any] | None = None
+    down: OfKind | None = None
     """The law of the delay from server to client. `down` and `up` are drawn separately and replace `delay`."""
-    up: dict[str, Any] | None = None
+    up: OfKind | None = None
     """The law of the delay from client to server."""
-    delay: dict[str, Any] | None = Field(default_factory=_published_unless_said)
+    delay: OfKind | None = Field(default_factory=_published_unless_said)
     """The law of a whole exchange's delay. Without `delay`, `down` and `up`, the published halves apply."""
     bandwidth: BandwidthTable = BandwidthTable()
     """The bandwidth of each client's link."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from annotated_types import Ge, Le, MultipleOf
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from pausefl.experiment.validation import TomlTable
+from pausefl.experiment.validation import OfKind, TomlTable
 from pausefl_client.privacy.mechanism import Clip, Mechanism, Sampler
 from pausefl_client.privacy.release import schedule_key
 from pausefl_client.training.trainer import TrainingSettings
@@ -27,6 +27,8 @@ SeededPart = Literal["split", "model", "latency"]
 
 ClientIds = tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_](\.?[A-Za-z0-9_-])*$", max_length=128)], ...]
 """Client ids. They also name files, so they may only have characters that are safe in file names."""
+GroupName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_-]*$", max_length=120)]
+"""The name of a group, with which its clients' ids begin."""
 
 
 class ExperimentTable(TomlTable):
@@ -68,7 +70,7 @@ class ClientGroup(TomlTable):
     """How many clients the group has."""
     ids: ClientIds = ()
     """The ids of its clients, in place of NAME-000 and so on."""
-    behaviours: tuple[dict[str, Any], ...] = ()
+    behaviours: tuple[OfKind, ...] = ()
     """The behaviours of its clients: a list of tables with a `kind`, applied one after the other."""
     role: Literal["relevant", "irrelevant"] | None = None
     """Whether the group's clients hold data that helps the task. It is for newcomers: reports compare the two roles."""
@@ -78,9 +80,9 @@ class ClientGroup(TomlTable):
     """The first round in which its clients no longer take part. By default, they stay to the end."""
     leave: Literal["stop", "kill"] = "stop"
     """How clients leave: "stop" closes their streams, "kill" kills their processes."""
-    availability: dict[str, Any] = Field(default={})
+    availability: OfKind = Field(default={})
     """When its clients can be reached: a table with a `kind`. By default, they always can."""
-    drift: dict[str, Any] = Field(default={})
+    drift: OfKind = Field(default={})
     """The law from which `pausefl simulate` draws the path drifts of its clients: a table with a `kind`."""
 
     @model_validator(mode="after")
@@ -106,7 +108,7 @@ class ClientsTable(TomlTable):
     """How many clients there are. With groups, it is the sum of their counts."""
     ids: ClientIds = ()
     """The clients' ids, such as the names of devices. By default, they are client-000, client-001 and so on."""
-    groups: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], ClientGroup] = Field(default={})
+    groups: dict[GroupName, ClientGroup] = Field(default={})
     """The groups of clients by name. By default, all clients belong to one group called `client`."""
     per_process: Count | None = None
     """How many clients share one process and its torch. By default, each of up to 32 clients has its own process. More
@@ -264,6 +266,7 @@ class Workload(TrainingSettings, _Subject):
 
     proximal_mu: NonNegative = 0.0
     """FedProx: μ, the weight of the distance to the round's model in a client's loss. 0 switches it off."""
+    schedule: OfKind = field(default_factory=dict)
     device: Literal["auto", "cpu", "cuda"] | Annotated[str, Field(pattern=r"^cuda:[0-9]+$")] = "auto"
     """The device on which clients train. "auto" uses CUDA devices if there are any, and assigns client processes to
     them in turn. "cuda:N" is one of these devices, "cuda" any of them."""
@@ -274,7 +277,7 @@ class Workload(TrainingSettings, _Subject):
     step_s: Positive | None = None
     """The seconds that a training step takes on the emulated devices: a client trains, then waits until that time has
     passed. By default, a step takes as long as on this machine; the virtual clock measures one before round 1."""
-    training_time: dict[str, Any] = field(default_factory=dict)
+    training_time: OfKind = field(default_factory=dict)
     """The law of the seconds that a client's training takes in a round: a table with a `kind`, as in `latency`. It
     cannot be combined with `step_s`."""
 

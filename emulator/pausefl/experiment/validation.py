@@ -6,9 +6,9 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from pausefl_process.plugins import where_raised, with_place
 from pausefl_proto.errors import ConfigError
@@ -26,6 +26,10 @@ class TomlTable(BaseModel):
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise ConfigError(f"{name} = {value!r:.80}: an experiment does not change; Experiment.replace makes another")
+
+
+OfKind = Annotated[dict[str, Any], BeforeValidator(lambda said: {"kind": said} if isinstance(said, str) else said)]
+"""A table with a `kind`. A kind alone is a table of that kind, with its defaults."""
 
 
 def of_record(error: BaseException, table: str) -> str:
@@ -54,15 +58,16 @@ def explain(error: ValidationError, model: type[BaseModel] | None, table: str = 
     if mistake["type"] == "missing":
         return f"{key}: is missing"
     if mistake["type"] == "string_pattern_mismatch":
-        within = ".".join(path[: -2 if path[-1] == "[key]" else -1])
-        return f"{within}: {mistake['input']!r} is no name; letters, digits, - and _ make one"
+        within = ".".join(path[:-1])
+        return f"{within}: {mistake['input']!r} is no name; letters, digits, _ and - make one, - not as its first"
     # There is one mistake for each member of a union.
     allowed = [_allowed(other) for other in mistakes if _path(other) == path]
     return f"{key} = {excerpt(repr(mistake['input']))}: must be {' or '.join(dict.fromkeys(allowed))}"
 
 
 def _path(mistake: "ErrorDetails") -> list[str]:
-    path = [str(part) for part in mistake["loc"] if not str(part).startswith(("constrained-", "literal[", "function-"))]
+    within = ("constrained-", "literal[", "function-", "[key]")
+    path = [str(part) for part in mistake["loc"] if not str(part).startswith(within)]
     # The path of a union ends with the type of a member, which is no part of the key.
     while path and path[-1] in {"float", "int", "str", "bool"}:
         path.pop()
