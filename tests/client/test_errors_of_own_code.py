@@ -58,6 +58,9 @@ class Frozen:
 
 def changed():
     Frozen().turns = 1
+
+def broken():
+    raise ValueError("in one line,\\n  then another")
 """
 WAITED_S = 20.0
 NOT_HELD = [
@@ -70,7 +73,7 @@ NOT_HELD = [
 
 @pytest.fixture
 def own(own_module: Callable[[str, str], Path]) -> ModuleType:
-    """A module as a user may write it. Its errors come from lines 3, 9, 13, 20, 23 and 32."""
+    """A module as a user may write it. Its errors come from lines 3, 9, 13, 20, 23, 32 and 35."""
     own_module("own_errors", OWN)
     return importlib.import_module("own_errors")
 
@@ -84,6 +87,7 @@ async def awaited(function: Any) -> Any:
     ("name", "said"),
     [
         ("first", "StopIteration (FILE:3)"),
+        ("broken", "ValueError: in one line, then another (FILE:35)"),
         ("mute", "Mute: <exception str() failed> (FILE:20)"),
         ("several", "ExceptionGroup: two went wrong (2 sub-exceptions) (FILE:23)"),
         ("changed", "FrozenInstanceError: cannot assign to field 'turns' (FILE:32)"),
