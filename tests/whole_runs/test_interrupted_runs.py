@@ -198,9 +198,12 @@ def test_a_pipe_that_blocks_no_writer_loses_no_output() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_output_that_cannot_be_written_is_one_line() -> None:
+@pytest.mark.parametrize("words", [["validate", "demo"], ["run", "tiny.toml", "--virtual", "--json"]])
+def test_output_that_cannot_be_written_is_one_line(words: list[str], tmp_path: Path) -> None:
+    Path(synthetic(tmp_path, rounds=2)).rename(tmp_path / "tiny.toml")
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run([*PAUSEFL, "validate", "demo"], stdout=full, stderr=subprocess.PIPE, check=False)
+        command = [*PAUSEFL, *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False, cwd=tmp_path)
     assert done.returncode == FAILED
     assert done.stderr == b"pausefl: its output or a connection failed (No space left on device)\n"
 

@@ -28,7 +28,7 @@ from pausefl.results.in_words import accuracies, asked, by_whom, costs, counted,
 from pausefl.results.stored_summary import read_summary
 from pausefl.runtime.run import run_experiment
 from pausefl.runtime.run_dir import has_rounds, new_run_dir, resume_command, stored_experiment
-from pausefl.runtime.terminal import make_view
+from pausefl.runtime.terminal import make_view, of_output
 from pausefl.terminal_table import plain_console
 from pausefl_process.events import print_event
 from pausefl_proto.errors import ConfigError, PauseflError
@@ -53,8 +53,8 @@ def run(options: argparse.Namespace) -> None:
     console, back_to, fleet = plain_console(stderr=options.json), back_to_of(options), fleet_of(options)
     try:
         with nullcontext(print_event) if options.json else make_view(console, experiment.title) as report:
-            resume = bool(options.resume)
-            summary = run_experiment(experiment, run_dir, report, resume=resume, back_to=back_to, fleet=fleet)
+            resume, show = bool(options.resume), of_output(report)
+            summary = run_experiment(experiment, run_dir, show, resume=resume, back_to=back_to, fleet=fleet)
     except KeyboardInterrupt:
         raise RunInterrupted(f"interrupted; {_what_is_left(run_dir, experiment.experiment.rounds)}") from None
     except PauseflError as error:

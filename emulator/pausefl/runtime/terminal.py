@@ -66,6 +66,18 @@ def print_notice(event: ProgressEvent) -> None:
         print(event.message, file=sys.stderr)
 
 
+def of_output(report: Report) -> Report:
+    """Report, and raise errors of the output without their number: ENOSPC would be taken for the run directory's."""
+
+    def show(event: ProgressEvent) -> None:
+        try:
+            report(event)
+        except OSError as error:
+            raise type(error)(error.strerror) from error
+
+    return show
+
+
 def _while_read(report: Report) -> Report:
     """Report until the reader has gone or the disk is full. Neither may end a process that others depend on."""
     is_read = True
