@@ -17,7 +17,7 @@ from benchmarks import gpu
 from benchmarks.audited import audited
 from benchmarks.busy import busy_share, covered
 from benchmarks.own.training import PRESETS
-from pausefl.cli import parser
+from pausefl.cli import whole_parser
 from pausefl.experiment.experiment import load_experiment
 from rigs.places import ROOT
 
@@ -118,7 +118,7 @@ def test_every_file_of_tests_that_needs_cuda_is_played() -> None:
     [["audit", "small_cifar", *gpu.ON_GPU], *(["run", "small_cifar", *gpu.ON_GPU, *gpu.RUN, *own] for own in RUNS)],
 )
 def test_its_commands_and_settings_exist(arguments: list[str]) -> None:
-    options = parser().parse_args(arguments)
+    options = whole_parser().parse_args(arguments)
     experiment = load_experiment(options.config, options.overrides)
     assert experiment.workload.device == "cuda"
     assert experiment.experiment.clock == ("virtual" if "--virtual" in arguments else "real")

@@ -219,6 +219,8 @@ def _check_fit(experiment: Experiment) -> None:
     check_names(experiment.workload)
     _check_statistics(experiment)
     partitioner_of(experiment.workload)
+    if experiment.workload.max_steps is None:
+        raise ConfigError("workload.max_steps = None: cannot be said in TOML, and a resumed run would have the default")
     if experiment.evaluation.address:
         check_address("evaluation.address", experiment.evaluation.address)
     _check_links(experiment)

@@ -283,8 +283,6 @@ class Workload(TrainingSettings, _Subject):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_steps is None:
-            raise ValueError("max_steps = None: cannot be said in TOML, and a resumed run would have the default")
         if self.step_s is not None and self.training_time:
             raise ConfigError("workload.step_s: goes without workload.training_time, which states the same")
         if self.model == "synthetic" and self.step_s is not None:
