@@ -77,7 +77,7 @@ def parser(*of_plugins: str) -> argparse.ArgumentParser:
     modules |= {name: f"{_PACKAGES.get(name, f'pausefl_{name}')}.command" for name in _OF_PLUGINS}
     require(*(extra for name in of_plugins for extra in _extras(name)))
     arguments = {name: partial(_call, modules[name], f"{name}_arguments") for name in of_plugins}
-    plugged = {name: (said, arguments.get(name)) for name, said in _OF_PLUGINS.items()}
+    plugged = {name: (said, arguments.get(name, lambda _: None)) for name, said in _OF_PLUGINS.items()}
     return make_parser({name: partial(_call, of, name) for name, of in modules.items()}, plugged)
 
 

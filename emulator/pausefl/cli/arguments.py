@@ -68,12 +68,12 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> a
 
 def make_parser(
     functions: Mapping[str, Callable[[argparse.Namespace], None]],
-    of_plugins: Mapping[str, tuple[str, AddArguments | None]],
+    of_plugins: Mapping[str, tuple[str, AddArguments]],
 ) -> argparse.ArgumentParser:
     """The parser of all subcommands. In its result, `command` is the subcommand's function from `functions`.
 
-    `of_plugins`: the help of a plug-in's subcommand, and what adds its arguments; None: it has none. `parser` in the
-    result is the subcommand's own parser.
+    `of_plugins`: the help of a plug-in's subcommand, and what adds its arguments. `parser` in the result is the
+    subcommand's own parser.
     """
     whole = _Parser("pausefl", description="Client selection in federated learning, on a real network.", epilog=EPILOG)
     whole.add_argument("--version", action="version", version=f"pausefl {__version__}")
@@ -89,9 +89,7 @@ def make_parser(
     _add_simulations(command)
     _add_tools(command)
     for name, (text, add_arguments) in of_plugins.items():
-        sub = command(name, text)
-        if add_arguments is not None:
-            add_arguments(sub)
+        add_arguments(command(name, text))
     return whole
 
 
