@@ -55,8 +55,10 @@ def dask_workers() -> Iterator[Executor]:
     from distributed import LocalCluster, default_client
 
     with LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster:  # type: ignore[no-untyped-call]  # untyped there
-        player = player_on(f"dask={cluster.scheduler_address}", (), 1, lambda _: nullcontext(print), print)
+        on = f"dask={cluster.scheduler_address}"
+        player = player_on(on, [own := "allow-other-workers=false"], 1, lambda _: nullcontext(print), print)
         assert isinstance(player, OnExecutor)
+        assert (player.options, player.is_elsewhere) == (["--on", on, "--on-option", own], True)
         with default_client():  # type: ignore[no-untyped-call]  # untyped there
             with player.executor(Path(), False) as executor:  # a search opens it for each trial
                 assert executor.submit(abs, -1).result() == 1
@@ -113,7 +115,7 @@ def test_an_executor_that_is_lost_is_told_with_the_way_on(tmp_path: Path) -> Non
     [
         (["--jobs", "2"], '--jobs 2: needs experiment.clock = "virtual"'),
         (["--jobs", "0", "--virtual"], "--jobs 0: must be at least 1"),
-        (["--on", "elsewhere"], "--on elsewhere: must be local, slurm or dask=ADDRESS"),
+        *((["--on", on], f"--on {on}: must be local, slurm or dask") for on in ("elsewhere", "local=2", "dask=")),
         (["--on", "slurm", "--virtual"], "--on slurm: there is no sbatch here"),
         (["--on", "dask=127.0.0.1:1", "--virtual"], "--on dask=127.0.0.1:1: no Dask scheduler answers there"),
         (["--on", "dask=127.0.0.1:1", "--jobs", "2"], "--jobs 2: how many runs are played at a time, --on dask="),

@@ -25,7 +25,7 @@ def player_on(on: str, options: Sequence[str], jobs: int, show: Show, say: Calla
     typed = ["--on", on, *(word for option in options for word in ("--on-option", option))]
     if jobs < 1:
         raise ConfigError(f"--jobs {jobs}: must be at least 1")
-    if kind == "local":
+    if on == "local":
         if options:
             raise ConfigError(f"--on-option {options[0]}: goes with --on slurm or --on dask=ADDRESS")
         if jobs == 1:
@@ -33,7 +33,7 @@ def player_on(on: str, options: Sequence[str], jobs: int, show: Show, say: Calla
         return side_by_side(jobs, say)
     if jobs != 1:
         raise ConfigError(f"--jobs {jobs}: how many runs are played at a time, --on {on} decides itself")
-    if kind == "slurm" and not address:
+    if on == "slurm":
         require("slurm")
         if shutil.which("sbatch") is None:
             raise ConfigError("--on slurm: there is no sbatch here; start it where jobs are handed to Slurm")
