@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from pausefl.experiment.delay_laws.base import Delay
 from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.kinds import Kinds
 from pausefl.experiment.validation import fields_of, table_in
 
 _COUNTED = {
@@ -76,7 +77,8 @@ def type_in_words(annotation: Any) -> str:
         return "law"
     if annotation == tuple[Delay, ...]:
         return "list of laws"
-    return _in_words(TypeAdapter(annotation).json_schema())
+    may_be_its_kind = any(isinstance(said, Kinds) for said in getattr(annotation, "__metadata__", ()))
+    return "string or table" if may_be_its_kind else _in_words(TypeAdapter(annotation).json_schema())
 
 
 def _in_words(schema: dict[str, Any]) -> str:

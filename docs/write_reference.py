@@ -324,6 +324,8 @@ def _default(value: Any) -> str:
         return "its own defaults"
     if value is None or value in ("", {}):
         return "not set"
+    if isinstance(value, dict) and [*value] == ["kind"]:
+        value = value["kind"]
     return f"`{json.dumps(value, ensure_ascii=False)}`".replace("Infinity", "inf")
 
 

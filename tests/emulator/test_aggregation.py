@@ -24,7 +24,7 @@ OPTIMIZERS = ("sgd", "fedavgm", "fedadam", "fedyogi")
 
 def rule_of(name: str) -> Aggregation:
     """A named rule with its defaults, as an experiment has it."""
-    return aggregation_of(AggregationTable(rule=name))
+    return aggregation_of(AggregationTable(rule={"kind": name}))
 
 
 def optimizer_of(name: str, **parameters: float) -> Optimizer:

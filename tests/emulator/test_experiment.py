@@ -61,7 +61,7 @@ NETEM = "latency.delay.kind=none\nclients.per_process=1\nlatency.injection=netem
 MISTAKES = [
     # the asynchronous mode
     ("asynchronous.staleness={kind='hinge', slope=0.0}", "asynchronous.staleness.slope = 0.0", "above 0"),
-    ("asynchronous.staleness=linear", 'asynchronous.staleness = "linear"', "polynomial, constant, hinge"),
+    ("asynchronous.staleness=linear", 'asynchronous.staleness.kind = "linear"', "polynomial, constant, hinge"),
     # unknown keys; a close name is suggested
     ("clint.count=4", "clint: unknown key", "did you mean clients?"),
     ("a.b=4", "a: unknown key", "clients, evaluation, experiment, host, latency, metrics, privacy, selection"),
@@ -139,12 +139,12 @@ MISTAKES = [
     ("selection.policy=pause-brute\nselection.m=15", 'selection.policy = "pause-brute"', "155,117,520 sets of 15 of"),
     # checked even if nothing is learned
     ("workload.dataset=mnst\nworkload.model=synthetic", 'workload.dataset = "mnst"', "did you mean mnist"),
-    ("workload.partition=sorted", 'workload.partition = "sorted"', "must be one of iid, dominant-label"),
+    ("workload.partition=sorted", 'workload.partition.kind = "sorted"', "must be one of iid, dominant-label"),
     ("workload.partition=dirichlet", 'workload.partition = "dirichlet"', 'is ambiguous; "dominant-label"'),
     ('workload.partition={kind="label-dirichlet", concentration=1e308}', "workload.partition.concentration", "1e+100"),
     ('workload.partition={kind="dominant-label", dominant_share=1.5}', "workload.partition.dominant_share", "= 1.5"),
     ('workload.partition={kind="label-dirichlet", alpha=1.0}', "workload.partition.alpha", "unknown key"),
-    ("workload.training=plane", 'workload.training = "plane"', "did you mean plain"),
+    ("workload.training=plane", 'workload.training.kind = "plane"', "did you mean plain"),
     ('workload.training={kind="fedprx"}', 'workload.training.kind = "fedprx"', "did you mean fedprox"),
     ("workload.training={mu=1.0}", "workload.training.kind", "must be one of plain"),
     ('workload.training={kind="fedprox"}', "workload.training.mu", "is missing"),
@@ -154,7 +154,7 @@ MISTAKES = [
     ("workload.training=fedprox\nworkload.proximal_mu=1.0", "workload.proximal_mu", "goes with"),
     ("workload.model=resnet18", 'workload.model = "resnet18"', "must be one of mlp"),
     ("workload.dataset=cifar100", 'workload.dataset = "cifar100"', "did you mean cifar10? It must be one of"),
-    ("aggregation.rule=mode", 'aggregation.rule = "mode"', "must be one of fedavg, median"),
+    ("aggregation.rule=mode", 'aggregation.rule.kind = "mode"', "must be one of fedavg, median"),
     ("aggregation.rule={kind=[1]}", "aggregation.rule.kind = [1]", "must be one of fedavg, median"),
     ("aggregation.optimizer=lion", 'aggregation.optimizer.kind = "lion"', "must be one of sgd, fedavgm"),
     ("aggregation.optimizer.tau=nan", "aggregation.optimizer.tau = nan", "must be above 0"),

@@ -58,9 +58,9 @@ async def test_a_client_with_another_experiment_is_refused_with_the_key(other: s
 
 @pytest.mark.parametrize("key", ["partition", "training"])
 def test_a_kind_alone_is_the_table_of_that_kind(key: str) -> None:
-    kind = getattr(parse_experiment(TWO).workload, key)
-    written = parse_experiment(TWO, [f'workload.{key}={{kind="{kind}"}}'])
-    assert agreement_of(written) == agreement_of(parse_experiment(TWO))
+    kind = getattr(parse_experiment(TWO).workload, key)["kind"]
+    alone, table = (parse_experiment(TWO, {f"workload.{key}": said}) for said in (kind, {"kind": kind}))
+    assert agreement_of(alone) == agreement_of(table) == agreement_of(parse_experiment(TWO))
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,7 @@ def method_name(workload: Workload) -> str:
     """The name of the training method. Empty for a model that is not trained."""
     if workload.model == "synthetic":
         return ""
-    table = _method_table(workload)
-    return table if isinstance(table, str) else str(table.get("kind", ""))
+    return str(_method_table(workload).get("kind", ""))
 
 
 def has_control(workload: Workload) -> bool:
@@ -38,34 +37,31 @@ def has_control(workload: Workload) -> bool:
     return method_name(workload) in WITH_CONTROL
 
 
-def _method_table(workload: Workload) -> str | dict[str, Any]:
+def _method_table(workload: Workload) -> dict[str, Any]:
     if not workload.proximal_mu:
         return workload.training
-    if workload.training != "plain":
+    if workload.training != {"kind": "plain"}:
         raise ConfigError('workload.proximal_mu: goes with workload.training = "plain"')
     return {"kind": "fedprox", "mu": workload.proximal_mu}
 
 
 def check_names(workload: Workload) -> None:
     """Raise ConfigError for an unknown name in [workload]. Imports nothing that the names stand for."""
-    training = _method_table(workload)
     DATASETS.check_name(workload.dataset, "workload.dataset")
     if workload.model == "synthetic":
         return
     MODELS.check_name(workload.model, "workload.model")
-    key = "workload.training" if isinstance(training, str) else "workload.training.kind"
-    TRAINING_METHODS.check_name(method_name(workload), key)
+    TRAINING_METHODS.check_name(method_name(workload), "workload.training.kind")
 
 
 def partitioner_of(workload: Workload) -> Partitioner:
     """The partitioner that divides the training examples among clients. Raises ConfigError for a bad one."""
-    table = workload.partition
-    if "dirichlet" in (table, table.get("kind") if isinstance(table, dict) else ""):
+    if workload.partition.get("kind") == "dirichlet":
         raise ConfigError(
             'workload.partition = "dirichlet": is ambiguous; "dominant-label" draws sizes and a dominant label'
             ' (PAUSE), "label-dirichlet" draws label proportions (Hsu et al., 2019)'
         )
-    partitioner: Partitioner = read_kind(PARTITIONERS, table, "workload.partition")
+    partitioner: Partitioner = read_kind(PARTITIONERS, workload.partition, "workload.partition")
     return partitioner
 
 

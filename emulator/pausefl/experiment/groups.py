@@ -77,7 +77,7 @@ def _drift_law(name: str, group: ClientGroup) -> DriftLaw | None:
 
 def _availability(groups: ClientGroups, name: str) -> Availability:
     key = f"clients.groups.{name}.availability"
-    availability: Availability = read_kind(AVAILABILITIES, {"kind": "always", **groups[name].availability}, key)
+    availability: Availability = read_kind(AVAILABILITIES, groups[name].availability or "always", key)
     if isinstance(availability, Trace):  # several groups may name one file
         said, of_group = f'{key}.path = "{availability.path}"', groups[name].client_ids(name)
         known = {client_id for other, group in groups.items() for client_id in group.client_ids(other)}

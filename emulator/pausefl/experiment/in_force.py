@@ -14,11 +14,13 @@ import tomli_w
 
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.kind_defaults import fill_kinds, fill_workload, filled
-from pausefl.experiment.reference import KINDS_OF_KEY, keys_of, sentence_of
+from pausefl.experiment.kinds import Kinds, kinds_in
+from pausefl.experiment.links import LatencyTable, LinkGroup
+from pausefl.experiment.reference import keys_of, sentence_of
 from pausefl.experiment.server_records import parameters_of, selected_policy
+from pausefl.experiment.tables import AsynchronousTable, ClientGroup
 from pausefl.experiment.toml_source import bare_or_quoted
 from pausefl.experiment.validation import fields_of, table_in
-from pausefl_process.registry import Registry
 from pausefl_server.model.aggregation import RULES, Aggregation
 from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, ServerOptimizer
 from pausefl_server.selection import Policy
@@ -51,14 +53,16 @@ def in_force(experiment: Experiment) -> Tables:
     document = experiment.model_dump(mode="json")
     selection, aggregation = document["selection"], document["aggregation"]
     selection[selection["policy"]] = _parameters(selected_policy(experiment.selection))
-    latency, groups = document["latency"], document["clients"]["groups"].values()
-    for table in (latency, *latency["groups"], *groups):
-        fill_kinds(table)
+    fill_kinds(document["latency"], LatencyTable)
+    fill_kinds(document["asynchronous"], AsynchronousTable)
+    for group in document["latency"]["groups"]:
+        fill_kinds(group, LinkGroup)
+    for group in document["clients"]["groups"].values():
+        fill_kinds(group, ClientGroup)
     fill_workload(document["workload"])
     for name, kinds in (("rule", RULES), ("optimizer", SERVER_OPTIMIZERS)):
-        said = aggregation[name]
-        if kinds.get(said["kind"] if isinstance(said, dict) else said) not in (Aggregation, ServerOptimizer):
-            aggregation[name] = filled(kinds, said)  # the others' parameters are keys of their tables
+        if kinds.get(aggregation[name]["kind"]) not in (Aggregation, ServerOptimizer):
+            aggregation[name] = filled(Kinds(kinds), aggregation[name])  # others' parameters are keys of their tables
     return document
 
 
@@ -104,11 +108,10 @@ def listing(experiment: Experiment) -> str:
     return "\n".join(lines[1:]) + "\n"  # each table begins with an empty line
 
 
-def _table(
-    header: str, table: Mapping[str, Any], of: Any, said: str = "", kinds: Registry | None = None
-) -> Iterator[str]:
+def _table(header: str, table: Mapping[str, Any], of: Any, said: str = "", kinds: Kinds | None = None) -> Iterator[str]:
     """The lines of one table and of those within it. `of` is its annotation, `said` the sentence about its key."""
-    make = kinds[table["kind"]] if kinds and table.get("kind") in kinds else table_in(of)
+    tells = kinds is not None and kinds.defaults is None and table.get("kind") in kinds.registry
+    make = kinds.registry[table["kind"]] if kinds and tells else table_in(of)
     if not kinds and get_origin(of) is dict:  # users name the tables within it
         make, of = None, make
     keys = {key.name: key for key in keys_of(make)} if make else {}
@@ -124,11 +127,11 @@ def _table(
             yield f"# {name} is not set" if value is None else tomli_w.dumps({name: value}).rstrip()
     for name, value in values.items():
         if _has_tables(value):
-            of_it = (keys[name].annotation, keys[name].sentence) if name in keys else (of, "")
+            annotation, sentence = (keys[name].annotation, keys[name].sentence) if name in keys else (of, "")
             path = f"{header.strip('[]')}.{bare_or_quoted(name)}"
             inner, parts = (f"[[{path}]]", value) if isinstance(value, list) else (f"[{path}]", [value])
             for part in parts:
-                yield from _table(inner, part, *of_it, KINDS_OF_KEY.get(name, kinds))
+                yield from _table(inner, part, annotation, sentence, kinds_in(annotation) or kinds)
 
 
 def _has_tables(value: Any) -> bool:

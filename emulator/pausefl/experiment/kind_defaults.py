@@ -1,59 +1,45 @@
 """The defaults of the kinds that tables name, such as those of a partition. Servers' modules are not imported here."""
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
+from pausefl.experiment.kinds import Kinds, kinds_in
 from pausefl.experiment.objects import plain
-from pausefl.experiment.reference import KINDS_OF_KEY, parameter_defaults
-from pausefl_client.registries import OPTIMIZER_DEFAULTS, SCHEDULE_DEFAULTS, TRAINING_DEFAULTS
-from pausefl_process.registry import Registry
+from pausefl.experiment.reference import parameter_defaults
+from pausefl.experiment.tables import Workload
+from pausefl_client.registries import OPTIMIZER_DEFAULTS
 from pausefl_proto.errors import ConfigError
-
-_KINDS_UNLESS_SAID = {"delay": "halves", "availability": "always"}
-"""Key -> the kind of a table that names none."""
 
 
 def fill_workload(workload: dict[str, Any]) -> None:
-    """Fill in the defaults of the kinds that the table [workload] names."""
-    fill_kinds(workload)
-    workload["training"] = _with_defaults(TRAINING_DEFAULTS, workload["training"])
-    workload["schedule"] = _with_defaults(SCHEDULE_DEFAULTS, workload["schedule"])
+    """Fill in the defaults of the kinds that the table [workload] names, and of its optimizer."""
+    fill_kinds(workload, Workload)
     of_optimizer = OPTIMIZER_DEFAULTS.get(workload["optimizer"], {})
     workload["optimizer_options"] = {**of_optimizer, **workload["optimizer_options"]}
 
 
-def fill_kinds(table: dict[str, Any]) -> None:
-    """Fill in the defaults of the kinds that a table's keys name."""
-    for key in KINDS_OF_KEY.keys() & table.keys():
-        table[key] = filled(KINDS_OF_KEY[key], table[key], _KINDS_UNLESS_SAID.get(key))
+def fill_kinds(table: dict[str, Any], record: type[Any]) -> None:
+    """Fill in the defaults of the kinds that a table's keys name. `record` is the record of the table."""
+    for name, annotation in get_type_hints(record, include_extras=True).items():
+        if (kinds := kinds_in(annotation)) is not None:
+            table[name] = filled(kinds, table[name])
 
 
-def _with_defaults(defaults: Mapping[str, Mapping[str, Any]], said: Any) -> Any:
-    """A table with the listed defaults of its kind. The table is unchanged if none are listed."""
-    kind = said.get("kind") if isinstance(said, dict) else None
-    return {**said, **{k: v for k, v in defaults.get(kind, {}).items() if k not in said}} if kind else said
+def filled(kinds: Kinds, said: Any) -> Any:
+    """A table with a kind, or a list of such tables, with the defaults of their kinds, also within them.
 
-
-def filled(kinds: Registry, said: Any, default: str | None = None) -> Any:
-    """A table with the defaults of its kind. It is unchanged if the kind has none, or cannot be imported here.
-
-    `default` is the kind of a table that names none.
+    A table is unchanged if its kind has no defaults, or cannot be imported here.
     """
-    if not said or isinstance(said, list):
-        return _within(kinds, said)
-    table = {"kind": said} if isinstance(said, str) else said if default is None else {"kind": default, **said}
+    if isinstance(said, list):
+        return [filled(kinds, part) for part in said]
+    if not (isinstance(said, dict) and "kind" in said):
+        return said
+    if kinds.defaults is not None:
+        defaults = kinds.defaults.get(said["kind"], {})
+        return said | {name: value for name, value in defaults.items() if name not in said}
     try:
-        make = kinds.find(table["kind"], "kind")
+        make = kinds.registry.find(said["kind"], "kind")
     except ConfigError:  # the user's own code is not on this machine
         return said
-    within = {name: _within(kinds, value) for name, value in table.items()}
-    own = parameter_defaults(make).items()
-    defaults = {name: value for name, stated in own if (value := plain(stated)) is not None}
-    return {**within, **{name: value for name, value in defaults.items() if name not in table}} if defaults else said
-
-
-def _within(kinds: Registry, value: Any) -> Any:
-    """A value of a table. If it is a table with a kind, or a list of such tables, their defaults are filled in too."""
-    if isinstance(value, list):
-        return [_within(kinds, part) for part in value]
-    return filled(kinds, value) if isinstance(value, dict) and "kind" in value else value
+    own = {name: plain(stated) for name, stated in parameter_defaults(make).items() if name not in said}
+    within = {name: filled(kinds, value) for name, value in said.items()}
+    return within | {name: value for name, value in own.items() if value is not None}

@@ -1,16 +1,17 @@
-"""Reads tables with a `kind`, such as behaviours, availability, simulated drifts and latency laws.
+"""Tables with a `kind`, such as behaviours, availability, simulated drifts and latency laws: which kinds, and reading.
 
-The records do not depend on pydantic. A pydantic union would need a schema of every record, built at run time, and
-would put the names of its members into errors. A trial of it took more code than this reader.
+A pydantic union would need a schema of every record, and put its members' names into errors. It took more code.
 """
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
+from pydantic_core import CoreSchema, core_schema
 
 from pausefl.experiment.validation import as_json, explain, of_record, unknown_key
 from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
@@ -19,6 +20,31 @@ from pausefl_proto.errors import ConfigError
 
 ReadValue = Callable[[Any, Any, str], Any]
 """(annotation, TOML value, key) -> the value of this type."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kinds:
+    """In a key's annotation: the kinds that its table may name. A kind alone stands for a table with its defaults."""
+
+    registry: Registry
+    unless_said: str = ""
+    """The kind of a table that names none."""
+    defaults: Mapping[str, Mapping[str, Any]] | None = None
+    """The defaults of kinds whose import takes torch, by kind. None: kinds tell their own."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._as_table, handler(source))
+
+    def _as_table(self, said: Any) -> Any:
+        if isinstance(said, str):
+            return {"kind": said}
+        return {"kind": self.unless_said, **said} if self.unless_said and said and isinstance(said, dict) else said
+
+
+def kinds_in(annotation: Any) -> Kinds | None:
+    """The kinds of a table, or of each table of a list, with this annotation. None if it has no `kind`."""
+    own = [said for said in getattr(annotation, "__metadata__", ()) if isinstance(said, Kinds)]
+    return own[0] if own else next(filter(None, map(kinds_in, get_args(annotation))), None)
 
 
 def plain_value(annotation: Any, value: Any, key: str) -> Any:

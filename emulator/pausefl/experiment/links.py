@@ -12,14 +12,19 @@ from pydantic import Field, model_validator
 from pausefl.experiment.delay_laws.base import Delay
 from pausefl.experiment.delay_laws.combined import Sum
 from pausefl.experiment.delay_laws.laws import NoDelay
-from pausefl.experiment.delays.laws import EXCHANGE_DELAYS, LawReader, law_readers
-from pausefl.experiment.validation import OfKind, TomlTable
+from pausefl.experiment.delays.laws import DELAYS, EXCHANGE_DELAYS, LawReader, law_readers
+from pausefl.experiment.kinds import Kinds
+from pausefl.experiment.validation import TomlTable
 from pausefl_client.link import Mode
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.number_types import Count, Positive, Share
 
 # The greatest number of ports of a Linux bridge, which joins the netem links.
 _BRIDGE_PORTS = 1023
+
+
+_Law = Annotated[dict[str, Any], Kinds(DELAYS)]
+_ExchangeLaw = Annotated[dict[str, Any], Kinds(EXCHANGE_DELAYS, "halves")]
 
 
 class BandwidthTable(TomlTable):
@@ -49,11 +54,11 @@ class LinkGroup(TomlTable):
 
     clients: str | tuple[str, ...]
     """The group's clients: an id, a range "first..last", or a list of either."""
-    delay: OfKind | None = None
+    delay: _Law | None = None
     """The group's law for a whole exchange."""
-    down: OfKind | None = None
+    down: _Law | None = None
     """The group's law from server to client."""
-    up: OfKind | None = None
+    up: _Law | None = None
     """The group's law from client to server."""
     bandwidth: GroupBandwidthTable | None = None
     """The group's bandwidth."""
@@ -86,11 +91,11 @@ class LatencyTable(TomlTable):
     latencies, or a tenth of their median if that is more."""
     down_share: Share = 0.5
     """The share of `delay` that is injected on the way down. The rest is injected on the way up."""
-    down: OfKind | None = None
+    down: _Law | None = None
     """The law of the delay from server to client. `down` and `up` are drawn separately and replace `delay`."""
-    up: OfKind | None = None
+    up: _Law | None = None
     """The law of the delay from client to server."""
-    delay: OfKind | None = Field(default_factory=_published_unless_said)
+    delay: _ExchangeLaw | None = Field(default_factory=_published_unless_said)
     """The law of a whole exchange's delay. Without `delay`, `down` and `up`, the published halves apply."""
     bandwidth: BandwidthTable = BandwidthTable()
     """The bandwidth of each client's link."""
@@ -285,4 +290,4 @@ def _law(reader: LawReader, said: tuple[str, dict[str, Any]]) -> Delay:
     key, table = said
     if key != "latency.delay":
         return reader.read(table, key)
-    return replace(reader, kinds=EXCHANGE_DELAYS).read({"kind": "halves", **table}, key)
+    return replace(reader, kinds=EXCHANGE_DELAYS).read(table, key)

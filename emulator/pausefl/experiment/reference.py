@@ -3,32 +3,13 @@
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel
-
-from pausefl.experiment.delays.laws import EXCHANGE_DELAYS
-from pausefl.experiment.population.availability import AVAILABILITIES
-from pausefl.experiment.population.behaviours import BEHAVIOURS
-from pausefl.experiment.population.simulated_drifts import DRIFTS
-from pausefl_client.data.partition import PARTITIONERS
-from pausefl_process.registry import Registry
-
-KINDS_OF_KEY: Mapping[str, Registry] = {
-    "delay": EXCHANGE_DELAYS,
-    "down": EXCHANGE_DELAYS,
-    "up": EXCHANGE_DELAYS,
-    "training_time": EXCHANGE_DELAYS,
-    "behaviours": BEHAVIOURS,
-    "availability": AVAILABILITIES,
-    "drift": DRIFTS,
-    "partition": PARTITIONERS,
-}
-"""Key -> the kinds that the table under this key, or each table of its list, may name."""
 
 
 @dataclass(frozen=True)

@@ -72,17 +72,17 @@ def _has_own_init(policy: type[Policy]) -> bool:
 
 def aggregation_of(table: AggregationTable) -> Aggregation:
     """The aggregation that combines updates. Raises ConfigError for a bad rule."""
-    rule = table.rule
-    kind = rule.get("kind") if isinstance(rule, dict) else rule
-    if isinstance(kind, str) and RULES.get(kind) is Aggregation:
-        if rule == kind:
-            return table
-        raise ConfigError(
-            f'aggregation.rule.kind = "{kind}": is written aggregation.rule = "{kind}"; its parameters belong in'
-            " [aggregation]"
-        )
-    own: AggregationRule = read_kind(RULES, rule, "aggregation.rule")
-    return Aggregation(own, table.harmful, table.clip_norm, table.weight_share_max, table.norm_limit)
+    rule: str | AggregationRule
+    match table.rule:
+        case {"kind": str(name)} if RULES.get(name) is Aggregation:
+            if len(table.rule) > 1:
+                raise ConfigError(
+                    f'aggregation.rule = "{name}": has no keys here; its parameters belong in [aggregation]'
+                )
+            rule = name
+        case own:
+            rule = read_kind(RULES, own, "aggregation.rule")
+    return Aggregation(rule, table.harmful, table.clip_norm, table.weight_share_max, table.norm_limit)
 
 
 def asynchronous_of(table: AsynchronousTable) -> Asynchronous:

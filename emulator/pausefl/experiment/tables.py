@@ -7,18 +7,25 @@ from typing import Annotated, Any, Literal, Self, get_args
 from annotated_types import Ge, Le, MultipleOf
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from pausefl.experiment.validation import OfKind, TomlTable
+from pausefl.experiment.delays.laws import DELAYS
+from pausefl.experiment.kinds import Kinds
+from pausefl.experiment.population.availability import AVAILABILITIES
+from pausefl.experiment.population.behaviours import BEHAVIOURS
+from pausefl.experiment.population.simulated_drifts import DRIFTS
+from pausefl.experiment.validation import TomlTable
+from pausefl_client.data.partition import PARTITIONERS
 from pausefl_client.privacy.mechanism import Clip, Mechanism, Sampler
 from pausefl_client.privacy.release import schedule_key
+from pausefl_client.registries import SCHEDULE_DEFAULTS, SCHEDULES, TRAINING_DEFAULTS, TRAINING_METHODS
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.number_types import ClientCount, Count, NonNegative, Port, Positive, PositiveShare, Whole
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import MOST_ROUNDS
-from pausefl_server.model.aggregation import Aggregation
+from pausefl_server.model.aggregation import RULES, Aggregation
 from pausefl_server.model.optimizers import OptimizerName, ServerOptimizer
-from pausefl_server.model.staleness import AsynchronousSteps
+from pausefl_server.model.staleness import STALENESS_RULES, AsynchronousSteps
 from pausefl_server.settings import MetricsSettings, RoundSettings
 
 SeededPart = Literal["split", "model", "latency"]
@@ -70,7 +77,7 @@ class ClientGroup(TomlTable):
     """How many clients the group has."""
     ids: ClientIds = ()
     """The ids of its clients, in place of NAME-000 and so on."""
-    behaviours: tuple[OfKind, ...] = ()
+    behaviours: tuple[Annotated[dict[str, Any], Kinds(BEHAVIOURS)], ...] = ()
     """The behaviours of its clients: a list of tables with a `kind`, applied one after the other."""
     role: Literal["relevant", "irrelevant"] | None = None
     """Whether the group's clients hold data that helps the task. It is for newcomers: reports compare the two roles."""
@@ -80,9 +87,9 @@ class ClientGroup(TomlTable):
     """The first round in which its clients no longer take part. By default, they stay to the end."""
     leave: Literal["stop", "kill"] = "stop"
     """How clients leave: "stop" closes their streams, "kill" kills their processes."""
-    availability: OfKind = Field(default={})
+    availability: Annotated[dict[str, Any], Kinds(AVAILABILITIES, "always")] = Field(default={})
     """When its clients can be reached: a table with a `kind`. By default, they always can."""
-    drift: OfKind = Field(default={})
+    drift: Annotated[dict[str, Any], Kinds(DRIFTS)] = Field(default={})
     """The law from which `pausefl simulate` draws the path drifts of its clients: a table with a `kind`."""
 
     @model_validator(mode="after")
@@ -254,9 +261,11 @@ class _Subject:
     """The model's name, or "package.module:factory" for one of your own. "synthetic" trains nothing."""
     examples: Count | None = None
     """How many training examples all clients have together. By default, they have all examples of the data set."""
-    partition: str | dict[str, Any] = "iid"
+    partition: Annotated[dict[str, Any], Kinds(PARTITIONERS)] = field(default_factory=lambda: {"kind": "iid"})
     """How training examples are divided: a table with a `kind`, or the name of a kind, with its default parameters."""
-    training: str | dict[str, Any] = "plain"
+    training: Annotated[dict[str, Any], Kinds(TRAINING_METHODS, defaults=TRAINING_DEFAULTS)] = field(
+        default_factory=lambda: {"kind": "plain"}
+    )
     """How a client trains in a round: a table with a `kind`, or the name of a kind, with its default parameters."""
 
 
@@ -266,7 +275,7 @@ class Workload(TrainingSettings, _Subject):
 
     proximal_mu: NonNegative = 0.0
     """FedProx: μ, the weight of the distance to the round's model in a client's loss. 0 switches it off."""
-    schedule: OfKind = field(default_factory=dict)
+    schedule: Annotated[dict[str, Any], Kinds(SCHEDULES, defaults=SCHEDULE_DEFAULTS)] = field(default_factory=dict)
     device: Literal["auto", "cpu", "cuda"] | Annotated[str, Field(pattern=r"^cuda:[0-9]+$")] = "auto"
     """The device on which clients train. "auto" uses CUDA devices if there are any, and assigns client processes to
     them in turn. "cuda:N" is one of these devices, "cuda" any of them."""
@@ -277,7 +286,7 @@ class Workload(TrainingSettings, _Subject):
     step_s: Positive | None = None
     """The seconds that a training step takes on the emulated devices: a client trains, then waits until that time has
     passed. By default, a step takes as long as on this machine; the virtual clock measures one before round 1."""
-    training_time: OfKind = field(default_factory=dict)
+    training_time: Annotated[dict[str, Any], Kinds(DELAYS)] = field(default_factory=dict)
     """The law of the seconds that a client's training takes in a round: a table with a `kind`, as in `latency`. It
     cannot be combined with `step_s`."""
 
@@ -309,7 +318,7 @@ def _optimizer_tag(value: Any) -> str:
 class AggregationTable(Aggregation):
     """How the server combines a round's updates into the next model."""
 
-    rule: str | dict[str, Any] = "fedavg"
+    rule: Annotated[dict[str, Any], Kinds(RULES)] = field(default_factory=lambda: {"kind": "fedavg"})
     """The aggregation rule: its name, or a table with the `kind` of your own rule and its parameters."""
     optimizer: Annotated[
         Annotated[ServerOptimizer, Tag("literal[built-in]")] | Annotated[KindTable, Tag("literal[own]")],
@@ -323,7 +332,7 @@ class AggregationTable(Aggregation):
 class AsynchronousTable(AsynchronousSteps):
     """How the server takes steps with `server.mode = "asynchronous"`."""
 
-    staleness: str | dict[str, Any] = "polynomial"
+    staleness: Annotated[dict[str, Any], Kinds(STALENESS_RULES)] = field(default_factory=lambda: {"kind": "polynomial"})
     """The staleness rule: a table with a `kind`, or the name of a kind, with its default parameters. It gives s(τ), the
     weight of an update whose model is τ steps old. "polynomial": (1 + τ)^(-exponent). "hinge": 1 up to `tolerated`,
     then 1/(slope (τ - tolerated) + 1). "constant": 1."""

@@ -6,9 +6,9 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pausefl_process.plugins import where_raised, with_place
 from pausefl_proto.errors import ConfigError
@@ -26,10 +26,6 @@ class TomlTable(BaseModel):
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise ConfigError(f"{name} = {value!r:.80}: an experiment does not change; Experiment.replace makes another")
-
-
-OfKind = Annotated[dict[str, Any], BeforeValidator(lambda said: {"kind": said} if isinstance(said, str) else said)]
-"""A table with a `kind`. A kind alone is a table of that kind, with its defaults."""
 
 
 def of_record(error: BaseException, table: str) -> str:

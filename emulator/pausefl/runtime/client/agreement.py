@@ -36,9 +36,6 @@ def agreement_of(experiment: Experiment) -> dict[str, str]:
     workload = asdict(experiment.trained)
     for key in _OWN["workload"]:
         del workload[key]
-    for key in ("partition", "training"):  # a kind alone is a table of that kind with its defaults
-        if isinstance(workload[key], str):
-            workload[key] = {"kind": workload[key]}
     fill_workload(workload)  # as in the file of a run that is resumed
     workload["dataset"] = re.sub("^hf:/[^?]*/", "hf:", workload["dataset"])  # a folder may lie elsewhere on each host
     values = {
