@@ -119,7 +119,7 @@ def _table(header: str, table: Mapping[str, Any], of: Any, said: str = "", kinds
     yield from _comment(f"{said} {sentence_of(make) if make else ''}".strip())
     yield header
     names = dict.fromkeys(["kind", *keys, *table] if kinds and "kind" in table else table)
-    values: dict[str, Any] = {name: None if (value := table.get(name)) in ({}, []) else value for name in names}
+    values: dict[str, Any] = {name: _short(table.get(name)) for name in names}
     for name, value in values.items():
         if not _has_tables(value):
             yield ""
@@ -132,6 +132,14 @@ def _table(header: str, table: Mapping[str, Any], of: Any, said: str = "", kinds
             inner, parts = (f"[[{path}]]", value) if isinstance(value, list) else (f"[{path}]", [value])
             for part in parts:
                 yield from _table(inner, part, annotation, sentence, kinds_in(annotation) or kinds)
+
+
+def _short(value: Any) -> Any:
+    """None for an empty table or list; a kind alone for a table of it without parameters."""
+    match value:
+        case {"kind": kind, **others} if not others:
+            return kind
+    return None if value in ({}, []) else value
 
 
 def _has_tables(value: Any) -> bool:

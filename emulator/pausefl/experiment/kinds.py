@@ -30,7 +30,7 @@ class Kinds:
     unless_said: str = ""
     """The kind of a table that names none."""
     defaults: Mapping[str, Mapping[str, Any]] | None = None
-    """The defaults of kinds whose import takes torch, by kind. None: kinds tell their own."""
+    """Defaults by kind, where an import would take torch or the keys stand elsewhere. None: kinds tell their own."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(self._as_table, handler(source))

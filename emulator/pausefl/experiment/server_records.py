@@ -18,7 +18,7 @@ from pausefl.experiment.toml_source import bare_or_quoted
 from pausefl.experiment.validation import of_record
 from pausefl_proto.addresses import is_loopback
 from pausefl_proto.errors import ConfigError
-from pausefl_server.model.aggregation import RULES, Aggregation, AggregationRule
+from pausefl_server.model.aggregation import RULES, Aggregation
 from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, Optimizer, ServerOptimizer
 from pausefl_server.model.staleness import STALENESS_RULES, Asynchronous, AsynchronousSteps
 from pausefl_server.monitoring.noise import noise_ahead
@@ -72,16 +72,11 @@ def _has_own_init(policy: type[Policy]) -> bool:
 
 def aggregation_of(table: AggregationTable) -> Aggregation:
     """The aggregation that combines updates. Raises ConfigError for a bad rule."""
-    rule: str | AggregationRule
-    match table.rule:
-        case {"kind": str(name)} if RULES.get(name) is Aggregation:
-            if len(table.rule) > 1:
-                raise ConfigError(
-                    f'aggregation.rule = "{name}": has no keys here; its parameters belong in [aggregation]'
-                )
-            rule = name
-        case own:
-            rule = read_kind(RULES, own, "aggregation.rule")
+    rule: Any = str(table.rule.get("kind"))
+    if RULES.get(rule) is not Aggregation:
+        rule = read_kind(RULES, table.rule, "aggregation.rule")
+    elif len(table.rule) > 1:
+        raise ConfigError(f'aggregation.rule = "{rule}": has no keys here; its parameters belong in [aggregation]')
     return Aggregation(rule, table.harmful, table.clip_norm, table.weight_share_max, table.norm_limit)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self, get_args
 
 from annotated_types import Ge, Le, MultipleOf
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from pausefl.experiment.delays.laws import DELAYS
 from pausefl.experiment.kinds import Kinds
@@ -24,7 +24,7 @@ from pausefl_proto.number_types import ClientCount, Count, NonNegative, Port, Po
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import MOST_ROUNDS
 from pausefl_server.model.aggregation import RULES, Aggregation
-from pausefl_server.model.optimizers import OptimizerName, ServerOptimizer
+from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, OptimizerName, ServerOptimizer
 from pausefl_server.model.staleness import STALENESS_RULES, AsynchronousSteps
 from pausefl_server.settings import MetricsSettings, RoundSettings
 
@@ -318,12 +318,12 @@ def _optimizer_tag(value: Any) -> str:
 class AggregationTable(Aggregation):
     """How the server combines a round's updates into the next model."""
 
-    rule: Annotated[dict[str, Any], Kinds(RULES)] = field(default_factory=lambda: {"kind": "fedavg"})
+    rule: Annotated[dict[str, Any], Kinds(RULES, defaults={})] = field(default_factory=lambda: {"kind": "fedavg"})
     """The aggregation rule: its name, or a table with the `kind` of your own rule and its parameters."""
     optimizer: Annotated[
         Annotated[ServerOptimizer, Tag("literal[built-in]")] | Annotated[KindTable, Tag("literal[own]")],
         Discriminator(_optimizer_tag),
-        BeforeValidator(lambda value: {"kind": value} if isinstance(value, str) else value),
+        Kinds(SERVER_OPTIMIZERS, defaults={}),
     ] = field(default_factory=ServerOptimizer)
     """The server's optimizer."""
 
