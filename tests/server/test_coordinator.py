@@ -243,6 +243,25 @@ async def test_a_run_ends_when_nobody_has_budget_left(rig: MakeRig) -> None:
     assert r.coordinator.state.table.retired.all()
 
 
+@pytest.mark.parametrize(("comes", "clients"), [(True, 3), (False, 3), (False, 2)])
+async def test_used_up_budgets_end_a_run_once_no_more_clients_can_come(rig: MakeRig, comes: bool, clients: int) -> None:
+    wait_s = 0.05 if clients == 3 and not comes else 60.0
+    settings = {"minimum_clients": 2, "clients": clients, "connect_timeout_s": wait_s}
+    async with rig(All(2), rounds=2, **settings).playing() as r, asyncio.timeout(20):
+        waits = asyncio.Event()
+        r.on_shown = lambda event: waits.set() if "1 more may come" in str(event) else None
+        a, b = await r.join_all("ab", manual=True)
+        await b.next_job()
+        await r.coordinator.tell(Refusal("b", 1, 1, "exhausted", "spent"))
+        await a.play(1)
+        if comes:
+            await waits.wait()
+            await r.join("c")
+            await a.play(2)
+    too_few = "privacy budgets: 1 of 2 clients may still release, a round takes m = 2"
+    assert r.coordinator.stopped_because == ("all rounds done" if comes else too_few)
+
+
 @pytest.mark.usefixtures("short_drain")
 async def test_a_shutdown_gives_the_round_up_and_keeps_what_it_cost(rig: MakeRig) -> None:
     async with rig(rounds=10).playing() as r:

@@ -27,13 +27,14 @@ def used_up(table: ClientTable, budget: Budget | None, answered: Sequence[int] =
     return tuple(LogEvent("retired", table.ids[row], "its next epsilon would lie below the floor") for row in rows)
 
 
-def too_few_left(table: ClientTable, m: int, retiring: int = 0) -> str:
+def too_few_left(table: ClientTable, m: int, retiring: int = 0, to_come: int = 0) -> str:
     """Why budgets end the run: with fewer than m clients, noise would drown what the model has learnt.
 
-    Empty if m clients may still release, or if none has retired. `retiring` further clients are about to retire.
+    Empty if m clients may still release, `to_come` unknown ones among them, or if none has retired. `retiring` further
+    clients are about to retire.
     """
     left = len(table) - np.count_nonzero(table.retired) - retiring
-    if left >= m or left == len(table):
+    if left + to_come >= m or left == len(table):
         return ""
     return f"privacy budgets: {left} of {len(table)} clients may still release, a round takes m = {m}"
 

@@ -152,12 +152,14 @@ class Coordinator(Actor[_Message]):
             self._run_began_s = started[0] - self.state.wall_clock_s
         known = len(self.state.table)
         events = self._fold_events(number)
-        if too_few := too_few_left(self.state.table, self._needed):
-            self._end_run("budgets_spent", too_few)
+        too_few = too_few_left(self.state.table, self._needed)
+        may_come = too_few and not too_few_left(self.state.table, self._needed, to_come=self._members.to_come())
         is_at_work = bool(self._to_ask_again) or (self._open is not None and bool(self._open.due))
-        if self.stopped_because or not (is_at_work or self.state.table.eligible().size):
+        if too_few or not (is_at_work or self.state.table.eligible().size):
             self.state.table.forget_rows_from(known)  # these newcomers are logged later, with further ones
             self._pending.put_back(events)
+            if too_few and not (may_come and await self._newcomer_comes(too_few)):
+                self._end_run("budgets_spent", too_few)
             return
         elapsed = self._elapsed or Elapsed(self.state.elapsed_s, self._now_s())
         step = self._open = self._open or OpenStep(number, self._needed, self._settings, elapsed)
@@ -191,11 +193,8 @@ class Coordinator(Actor[_Message]):
         if not self._settings.is_asynchronous:
             return None
         after = step.next(number, self._needed)
-        self._give_up_stale(after)
+        self._note_missed(after, after.give_up_stale(self._now_s()))
         return after
-
-    def _give_up_stale(self, step: OpenStep) -> None:
-        self._note_missed(step, step.give_up_stale(self._now_s()))
 
     def _ask_again(self, step: OpenStep) -> None:
         """Send the jobs that were out at an interruption again. Clients answer the same keys with the same bytes."""
@@ -216,7 +215,7 @@ class Coordinator(Actor[_Message]):
                 step.lost(client_id, now_s + self._settings.rejoin_timeout_s, None)
         if at_work:
             self._elapsed = step.elapsed
-            self._give_up_stale(step)
+            self._note_missed(step, step.give_up_stale(self._now_s()))
 
     def _free_places(self, step: OpenStep) -> FreePlaces | None:
         """The places that an asynchronous step can fill with idle clients now; None if there are none.
@@ -410,11 +409,9 @@ class Coordinator(Actor[_Message]):
             return
         await self._report_last_round()
         self._observer.roll_call(round)
-        await self._wait_until(lambda: not self._members.late(), self._settings.connect_timeout_s)
-        if (late := self._members.late()) and not self.stopped_because:
-            self._observer.noticed(
-                f"round {round} begins although {', '.join(sorted(late))} did not come or go as expected"
-            )
+        if not await self._wait_until(lambda: not self._members.late(), self._settings.connect_timeout_s):
+            late = ", ".join(sorted(self._members.late()))
+            self._observer.noticed(f"round {round} begins although {late} did not come or go as expected")
 
     async def _can_select(self) -> bool:
         """Whether a client can be chosen. If none comes within the timeout, the run ends, and False is returned."""
@@ -424,10 +421,16 @@ class Coordinator(Actor[_Message]):
 
         if not can_select():
             await self._report_last_round()  # no next job will follow soon
-        if await self._wait_until(can_select, self._settings.connect_timeout_s):
-            return not self.stopped_because
-        self._end_run(*self._members.end_without_any(self._pending.retired()))
-        return False
+        if not await self._wait_until(can_select, self._settings.connect_timeout_s):
+            self._end_run(*self._members.end_without_any(self._pending.retired()))
+        return not self.stopped_because
+
+    async def _newcomer_comes(self, too_few: str) -> bool:
+        """Whether a client that was never here comes within the timeout, or the run is to end."""
+        await self._report_last_round()  # no next job will follow soon
+        to_come, wait_s = self._members.to_come(), self._settings.connect_timeout_s
+        self._observer.noticed(f"{too_few}; {to_come} more may come: waiting up to {wait_s:g} s")
+        return await self._wait_until(lambda: self._members.to_come() < to_come, wait_s)
 
     async def _wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Handle messages until `condition` holds or the run is to end; False after `timeout_s`."""
@@ -451,13 +454,11 @@ class Coordinator(Actor[_Message]):
             self._pending.add(unsettled(client_id, *withdrawn))
 
     def _lose(self, message: Lost) -> None:
-        event = self._members.remove(message.peer, message.reason, self.state.round)
-        if event is None:
+        if (event := self._members.remove(message.peer, message.reason, self.state.round)) is None:
             return
         self._pending.add(event)
         if self._open is not None:
-            patience_s = self._settings.rejoin_timeout_s if message.may_return else 0.0
-            until_s = self._now_s() + patience_s
+            until_s = self._now_s() + (self._settings.rejoin_timeout_s if message.may_return else 0.0)
             self._open.lost(event.client_id, until_s, message.handed_over_s)
 
     def _take_update(self, update: Update) -> None:

@@ -48,8 +48,7 @@ class LateUpdates:
         self._weights = {key: kept for key, kept in self._weights.items() if kept[0] > oldest}
         for client_id in missed:
             given = step.jobs[client_id]
-            weight = sum(step.weight(draw, table) for draw in given.draws)
-            self._weights[client_id, *given.job.key] = step.number, weight
+            self._weights[client_id, *given.job.key] = step.number, sum(step.weight(d, table) for d in given.draws)
 
     def take(self, update: Update) -> list[LogEvent]:
         """Drop or keep a late update; returns the events to log, its ε included. WireError if none is expected."""

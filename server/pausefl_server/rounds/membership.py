@@ -37,8 +37,7 @@ class PingSchedule:
     def take_due(self, now_s: float, busy: Container[str]) -> list[str]:
         """Return the clients to ping now, and move them to the end of the queue. Busy clients keep their places."""
         if self._last_s is not None:
-            earned = self._allowance + self._per_s * (now_s - self._last_s)
-            self._allowance = min(earned, max(self._per_s, 1.0))
+            self._allowance = min(self._allowance + self._per_s * (now_s - self._last_s), max(self._per_s, 1.0))
         self._last_s = now_s
         due = list(islice((c for c in self._clients if c not in busy), int(self._allowance)))
         for client_id in due:
@@ -93,6 +92,11 @@ class Membership:
             return
         if len(claims.keys() | rows.keys()) >= most:  # most ids are in both
             raise WireError(f"this run has all its clients.count = {most} clients")
+
+    def to_come(self) -> int:
+        """How many of the run's clients were never here, though any round may have them."""
+        most = self._settings.clients if self._settings.expected is None else None
+        return 0 if most is None else most - len(self._claims.keys() | self._table.row_of.keys())
 
     def _check_claim(self, client_id: str, released: int) -> None:
         """Raise WireError if a client that has not proven its id counts more than one release for each of its jobs.
