@@ -1,15 +1,19 @@
 """`python -m pausefl` is the `pausefl` command."""
 
 import gc
+import signal
 import sys
 
 from pausefl.runtime.processes.log_file import open_standard_files
 
 
 def main() -> None:
-    """Run the `pausefl` command. Ctrl-C prints one line, also while modules are still being imported."""
+    """Run the `pausefl` command. A request to end prints one line, also while modules are still being imported."""
     open_standard_files()
     try:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:  # not under nohup
+                signal.signal(number, signal.default_int_handler)
         from pausefl import cli
 
         cli.main()
@@ -19,6 +23,7 @@ def main() -> None:
 
         sys.exit(INTERRUPTED)
     finally:
+        exec("")  # once a KeyboardInterrupt has left an `exec`, CPython would end by SIGINT, without the status
         gc.freeze()  # the interpreter's end need not look for garbage among all imported modules
 
 

@@ -24,7 +24,7 @@ from pausefl_proto.wire import Vector
 from pausefl_server import service
 from pausefl_server.records import Evaluation
 from pausefl_server.selection.policies.baselines import All
-from rigs.command import Background, command_line, rounds_in, synthetic
+from rigs.command import Background, command_line, rounds_in, run, synthetic
 from rigs.federation import clients, federation
 from rigs.waiting import wait_for
 
@@ -95,6 +95,29 @@ def test_what_does_not_end_in_time_is_ended(arguments: tuple[str, ...]) -> None:
 def test_what_nobody_listens_to_is_ended_as_well() -> None:
     with stuck("unread") as process:
         assert process.wait(30) == INTERRUPTED
+
+
+IMPORTING = """
+import os, signal, sys
+
+class Importing:
+    def find_spec(self, name, *_):
+        if name == "pausefl.runtime.forks":
+            exec("signal.raise_signal(int(os.environ['ENDED_BY']))")  # as in a module that defines a dataclass
+
+sys.meta_path.insert(0, Importing())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_command_that_is_ended_while_it_imports_its_modules_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(IMPORTING)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    monkeypatch.setenv("ENDED_BY", str(int(number)))
+    done = run("validate", "--list")
+    assert (done.returncode, done.stderr) == (INTERRUPTED, "pausefl: interrupted\n")
 
 
 @pytest.mark.end_to_end
