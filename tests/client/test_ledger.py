@@ -296,8 +296,9 @@ def test_two_processes_cannot_open_one_ledger(ledger: Ledger, path: Path) -> Non
 def test_a_full_disk_releases_nothing(ledger: Ledger, path: Path) -> None:
     release(ledger, 1)
     noise = memoryview(np.random.default_rng(1).bytes(200_000))
-    with full_disk(100_000), pytest.raises(LedgerError, match=r"a\.db: "):
+    with full_disk(100_000), pytest.raises(LedgerError, match=r"a\.db: ") as told:
         release(ledger, 2, noise)
+    assert told.value.__cause__ is None, "it is one line in the client's log, without a traceback"
     assert (ledger.spent.released, ledger.spent.epsilon) == (1, BUDGET.spent(1))
     release(ledger, 2, noise)
     ledger.settle()

@@ -315,6 +315,6 @@ async def test_a_disk_that_takes_nothing_is_an_error_with_a_reason(actor: tuple[
     store.close()
     async with asyncio.TaskGroup() as group:
         group.create_task(store_actor.run())
-        with pytest.raises(PauseflError, match="log cannot be written"):
+        with pytest.raises(PauseflError, match="log: cannot be written"):
             await store_actor.commit_round(record(1), theta(1.0))
         store_actor.stop()

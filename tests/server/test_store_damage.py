@@ -262,7 +262,7 @@ async def test_a_log_that_was_taken_away_takes_no_further_round(tmp_path: Path, 
     if loss == "replaced":
         folder.mkdir()
         Store(folder / "run.db").close()
-    with pytest.raises(PauseflError, match=r"run's log cannot be written: .*deleted, moved or replaced.*run\.db"):
+    with pytest.raises(PauseflError, match=r"run's log: cannot be written .*deleted, moved or replaced.*run\.db"):
         await StoreActor(store, checkpoint).receive(lambda store: store.commit_round(a_round(2)))
     store.close()
     checkpoint.close()
@@ -352,7 +352,7 @@ async def test_no_round_is_in_the_log_without_the_model_that_is_kept_of_it(tmp_p
         async with asyncio.TaskGroup() as group:
             group.create_task(keeper.run())
             await keeper.commit_round(a_round(1), theta(1.0))
-            with pytest.raises(PauseflError, match="log cannot be written"):
+            with pytest.raises(PauseflError, match="log: cannot be written"):
                 await keeper.commit_round(a_round(2), theta(2.0))
             keeper.stop()
         assert [played.round for played in store.rounds()] == [1]

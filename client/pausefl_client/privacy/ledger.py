@@ -282,7 +282,7 @@ def _errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        raise LedgerError(f"ledger {path}: {'is open in another process' if is_locked(error) else error}") from error
+        raise LedgerError(f"ledger {path}: {'is open in another process' if is_locked(error) else error}") from None
 
 
 def verified_spend(path: Path) -> Spent:

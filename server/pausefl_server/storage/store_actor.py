@@ -54,7 +54,8 @@ class StoreActor(Actor[Write]):
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, message, self._store)
         except (sqlite3.Error, OSError) as error:
-            raise PauseflError(f"the run's log cannot be written: {unharmed(error) or error}") from error
+            why = unharmed(error) or f"cannot be written ({error})"
+            raise PauseflError(f"the run's log: {why}") from error
 
     async def on_stop(self) -> None:
         self._thread.shutdown(wait=True)
