@@ -192,8 +192,7 @@ class ClientSession:
                         self._settle()
                     frames = Assembler(message.job.model, self._trainer.manifest.size)
                     frames.add(0, payload)
-                    withdrawn = self._withdrawals.begin(message.job)
-                    download = Download(message.job, frames, arrived_s, arrived_s, withdrawn)
+                    download = Download(message.job, frames, arrived_s, arrived_s, self._withdrawals.begin(message.job))
                 case "frame" if download is not None:
                     download.frames.add(message.frame.index, payload)
                     download.last_s = arrived_s
@@ -203,8 +202,7 @@ class ClientSession:
                 case "withdraw":
                     self._withdrawals.withdraw(message.withdraw)
                 case "ping":
-                    pong = pb.Pong(nonce=message.ping.nonce)
-                    await self._write(stream, pb.ClientMessage(pong=pong))
+                    await self._write(stream, pb.ClientMessage(pong=pb.Pong(nonce=message.ping.nonce)))
                 case "goodbye" if message.goodbye.final:
                     raise Dismissed(shown(message.goodbye.reason))
                 case "goodbye":

@@ -183,11 +183,10 @@ def locked(path: Path, user: str) -> Iterator[Lock]:
 
 def _is_free(file: int) -> bool:
     """Take the lock unless another process holds it, and return whether it was taken."""
-    try:
+    with suppress(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        return True
+    return False
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Reads the files that control admission: a client's token, and the server's token digests and list of ids."""
 
 import hashlib
+import re
 from pathlib import Path
 
 from pausefl_process.files import reason
@@ -21,14 +22,10 @@ def read_token_digests(path: str) -> dict[str, bytes]:
     """Client id -> SHA-256 of its token, from lines of an id and a hexadecimal digest. ConfigError for other lines."""
     digests = {}
     for number, line in enumerate(_read("admission.tokens", path).splitlines(), 1):
-        client_id, _, digest = line.rpartition(" ")
-        try:
-            digests[client_id] = bytes.fromhex(digest)
-        except ValueError:
-            digests[client_id] = b""
-        if not client_id or len(digests[client_id]) != 32:
+        if (entry := re.fullmatch(r"(.+) ([0-9a-fA-F]{64})", line)) is None:
             raise ConfigError(f'admission.tokens = "{path}": line {number} is no id and digest; see pausefl certs')
-        if digests[client_id] == _OF_NO_TOKEN:  # a client without any token would match it
+        digests[entry[1]] = bytes.fromhex(entry[2])
+        if digests[entry[1]] == _OF_NO_TOKEN:  # a client without any token would match it
             raise ConfigError(f'admission.tokens = "{path}": line {number} is the digest of an empty token')
     if not digests:
         raise ConfigError(f'admission.tokens = "{path}": holds no client')

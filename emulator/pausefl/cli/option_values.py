@@ -47,8 +47,7 @@ def back_to_of(options: argparse.Namespace) -> int | None:
     """The round of --back-to, if it was given. ConfigError without --resume."""
     if options.back_to is not None and not options.resume:
         raise ConfigError(f"--back-to {options.back_to}: goes with --resume")
-    round_: int | None = options.back_to
-    return round_
+    return None if options.back_to is None else int(options.back_to)
 
 
 def listed_names(text: str) -> list[str]:
@@ -58,8 +57,7 @@ def listed_names(text: str) -> list[str]:
 
 def policies_of(options: argparse.Namespace) -> list[str]:
     """The names of --policies. ConfigError if there are none."""
-    policies = listed_names(options.policies or "")
-    if not policies:
+    if not (policies := listed_names(options.policies or "")):
         raise ConfigError("--policies: needs at least one name")
     return policies
 
@@ -92,8 +90,7 @@ def player_of(options: argparse.Namespace, console: Console) -> "Player":
     from pausefl.studies.playing import OneByOne
 
     say, show = partial(console.print, highlight=False, soft_wrap=True), partial(make_view, console)
-    fleet = fleet_of(options)
-    if fleet is not None:
+    if (fleet := fleet_of(options)) is not None:
         if other := next((each for each in PLACES if each in options.typed and each != "--fleet"), None):
             raise ConfigError(f"{other}: goes without --fleet, whose clients play one run at a time")
         return OneByOne(show, say, fleet)

@@ -57,8 +57,7 @@ class Observers(RunObserver):
     def __init__(self, *observers: RunObserver) -> None:
         for change in vars(RunObserver):
             if not change.startswith("_"):
-                hooks = [getattr(observer, change) for observer in observers]
-                setattr(self, change, partial(_tell, hooks))
+                setattr(self, change, partial(_tell, [getattr(observer, change) for observer in observers]))
 
 
 def _tell(hooks: Sequence[Callable[..., None]], *arguments: Any, **named: Any) -> None:

@@ -335,8 +335,7 @@ def _rounds(roll_calls: "Connection[Any, Any]") -> asyncio.Queue[int | None]:
 
 def takes_no_time(plan: ClientPlan) -> bool:
     """Whether training, noise, the ledger and checks of models take less time than handing them to a thread."""
-    training = plan.training
-    workload = training.workload
+    training, workload = plan.training, plan.training.workload
     is_idle = workload.model == "synthetic" and workload.train_s == 0 and plan.privacy is None
     is_honest = not any(training.behaviours.values()) and not training.training_times
     return is_idle and is_honest and workload.model_bytes <= MAX_FRAME_BYTES

@@ -31,8 +31,7 @@ _STARTING = threading.Lock()
 
 def die_with_parent() -> None:
     """End this process when the one that started it ends, however that happens (kill -9 included)."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
+    if (parent := multiprocessing.parent_process()) is not None:
         threading.Thread(target=_outlive, args=(parent,), name="lifeline", daemon=True).start()
 
 

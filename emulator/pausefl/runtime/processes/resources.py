@@ -40,8 +40,7 @@ def keep_freed_memory(most_bytes: int = _BUFFER_BYTES) -> None:
     Otherwise they go back to the kernel, and every round pages them in again. With a model of 1 MB, that costs more
     than all other work of a client. Without glibc, this does nothing. `most_bytes` must be below 2 GiB.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(_M_MMAP_THRESHOLD, _BUFFER_BYTES)
         mallopt(_M_TRIM_THRESHOLD, most_bytes)
 
