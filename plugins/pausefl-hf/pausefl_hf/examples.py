@@ -1,6 +1,7 @@
 """Reads examples from the columns of a data set. They are decoded once into the cache, which every process maps."""
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ _OWNERS = (
 )
 _LABELS = ("label", "labels", "target", "class", "y")
 _OPTIONS = ("input", "label", "owner", "config", "revision")
+_INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # what pandas makes of its index in files
 _TEXTS = ("string", "large_string")  # the latter with pandas 3
 _LEAST_EXAMPLES = 3  # one to train on, one for validation, one for testing
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -56,7 +58,7 @@ def load_examples(source: str, seed: int) -> Dataset:
         splits = _splits(path, asked)
         columns = _Columns.of(splits["train"].features, asked)
         prints = [splits[name]._fingerprint for name in sorted(splits)]  # fingerprints of the files' content
-        name = f"hf-{hashlib.sha256(repr(['classes', source, *prints]).encode()).hexdigest()[:16]}"
+        name = f"hf-{hashlib.sha256(repr(['classes', source, columns, *prints]).encode()).hexdigest()[:16]}"
         arrays = cached_arrays(name, lambda: _arrays(splits, columns))
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
@@ -85,12 +87,16 @@ class _Columns:
         label = asked.get("label") or next((name for name in (*is_class, *named) if name != owner), "")
         if not label:
             raise ConfigError(f"no column of labels; say which: ?label=COLUMN (it has: {', '.join(features)})")
-        others = {name: feature for name, feature in features.items() if name not in (label, owner)}
-        images = [name for name, feature in others.items() if isinstance(feature, datasets.Image)]
-        texts = [name for name, feature in others.items() if getattr(feature, "dtype", "") in _TEXTS]
-        inputs = asked["input"].split(",") if "input" in asked else images[:1] or texts[:1] or [*others]
+        own = {name: feature for name, feature in features.items() if name not in (label, owner)}
+        others = {name: getattr(feature, "dtype", "") for name, feature in own.items() if not _INDEX.fullmatch(name)}
+        images = [name for name in others if isinstance(own[name], datasets.Image)]
+        texts = [name for name, dtype in others.items() if dtype in _TEXTS]
+        inputs = asked["input"].split(",") if "input" in asked else images or texts or [*others]
+        rivals = inputs if images else [*texts, *(name for name, dtype in others.items() if dtype.startswith("float"))]
         if missing := [name for name in (*inputs, label, *([owner] if owner else ())) if name not in features]:
             raise ConfigError(f"there is no column {missing[0]} (it has: {', '.join(features)})")
+        if "input" not in asked and (images or texts) and len(rivals) > 1:
+            raise ConfigError(f"inputs may be {' or '.join(rivals)}; say which: ?input=COLUMN")
         return cls(tuple(inputs), label, owner)
 
 

@@ -11,6 +11,7 @@ from flwr_datasets import partitioner as theirs
 
 from pausefl_client.data.partition import Dealt
 from pausefl_proto.arrays import IntArray
+from pausefl_proto.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,10 @@ class Flower:
     """Its arguments. The experiment gives the number of partitions and the seed. By default, it deals by label."""
 
     def deal(self, dealt: Dealt, rng: np.random.Generator) -> Sequence[IntArray]:
-        """The rows of the first partitions, one partition for each client. Raises ValueError if there are too few."""
+        """The rows of the first partitions, one partition for each client. Raises ConfigError if there are too few."""
         made = getattr(theirs, self.name, None)
         if not (isinstance(made, type) and issubclass(made, theirs.Partitioner)):
-            raise ValueError(f'workload.partition.name = "{self.name}": is no partitioner of flwr_datasets')
+            raise ConfigError(f'workload.partition.name = "{self.name}": is no partitioner of flwr_datasets')
         columns: dict[str, Any] = {"row": np.arange(dealt.labels.size), "label": dealt.labels}
         if dealt.owners is not None:
             columns["owner"] = dealt.owners
@@ -35,5 +36,5 @@ class Flower:
         found = made(**{**{key: value for key, value in ours.items() if key in taken}, **self.options})
         found.dataset = datasets.Dataset.from_dict(columns)
         if found.num_partitions < dealt.clients:
-            raise ValueError(f"workload.partition: makes {found.num_partitions} parts for {dealt.clients} clients")
+            raise ConfigError(f"workload.partition: makes {found.num_partitions} parts for {dealt.clients} clients")
         return [np.asarray(found.load_partition(k)["row"][:], np.int64) for k in range(dealt.clients)]

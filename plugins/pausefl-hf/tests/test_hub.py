@@ -93,11 +93,13 @@ def test_each_client_trains_on_one_writers_examples(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("owner", "asked"), [("phone", "&owner=phone"), ("owner", "")])
-def test_columns_are_chosen_by_name(owner: str, asked: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("index", [",", "Unnamed: 0,", "__index_level_0__,"])
+def test_columns_are_chosen_by_name(index: str, owner: str, asked: str, tmp_path: Path) -> None:
+    """The index that pandas writes beside the columns is none of them: a model could read the rows' order from it."""
     (tmp_path / "csv").mkdir()
     for split, n in (("train", 20), ("test", 5)):
-        lines = [f"{k},{k / 2},{'even' if k % 2 == 0 else 'odd'},phone-{k % 4}" for k in range(n)]
-        (tmp_path / f"csv/{split}.csv").write_text("\n".join([f"a,b,parity,{owner}", *lines]))
+        lines = [f"{n + k},{k},{k / 2},{'even' if k % 2 == 0 else 'odd'},phone-{k % 4}" for k in range(n)]
+        (tmp_path / f"csv/{split}.csv").write_text("\n".join([f"{index}a,b,parity,{owner}", *lines]))
     found = load_dataset(f"hf:{tmp_path / 'csv'}?label=parity{asked}", seed=0)
     assert (len(found.train), len(found.validation), len(found.test), found.classes) == (18, 2, 5, 2)
     assert found.test.inputs.tolist() == [[k, k / 2] for k in range(5)]
@@ -160,13 +162,14 @@ def test_images_of_more_than_8_bits_are_refused(pixel: Any, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("source", "line"),
     [
-        ("{csv}?label=price", "labels of price, such as 2.5, are no classes; a data set of your own with a task can"),
+        ("{csv}?label=price&input=a", "labels of price, such as 2.5, are no classes; a data set of your own with a"),
         ("{csv}", r"csv\": no column of labels; say which: \?label=COLUMN \(it has: a, b, price, t\)"),
-        ("{csv}?label=a", "2 examples of its split train have a label; needs 3"),
+        ("{csv}?label=a&input=b", "2 examples of its split train have a label; needs 3"),
         (
             "{csv}?label=b&input=a,t",
             r"column t holds no numbers of one shape \(ValueError: .*\); name others by input=",
         ),
+        ("{csv}?label=b", r"inputs may be t or a or price; say which: \?input=COLUMN"),
         ("{csv}?label=c", r"there is no column c \(it has: a, b, price, t\)"),
         ("{csv}?labels=a", "labels: unknown option; must be one of input, label, owner, config, revision"),
         ("{csv}/nowhere", r"cannot be loaded \(\w+: "),
@@ -197,5 +200,7 @@ def test_partitioners_of_flower_deal_examples_out(tmp_path: Path) -> None:
     natural = dealt_by(Flower("NaturalIdPartitioner", {"partition_by": "owner"}), found)
     assert sorted({*owners[rows]} for rows in natural) == sorted({writer} for writer in WRITERS)
     assert sum(map(len, dealt_by(Flower("IidPartitioner"), found))) == len(labels)
-    with pytest.raises(ValueError, match=r'partition.name = "Pathological": is no partitioner of flwr_datasets'):
+    with pytest.raises(ConfigError, match=r'^workload.partition.name = "Pathological": is no partitioner of flwr_data'):
         dealt_by(Flower("Pathological"), found)
+    with pytest.raises(ConfigError, match=r"^workload.partition: TypeError: .* unexpected keyword argument 'alpa'"):
+        dealt_by(Flower("IidPartitioner", {"alpa": 1}), found)
