@@ -216,13 +216,14 @@ def test_objects_are_held_by_name_and_fields(folder: Path, monkeypatch: pytest.M
 
 
 def test_what_cannot_travel_is_refused_in_one_line_that_says_what_to_do(tmp_path: Path) -> None:
-    lock = threading.Lock()
+    lock, data = threading.Lock(), np.zeros(3 * 10**6)
 
     def locked() -> None:
         lock.acquire()
 
     for value, message in (
         (locked, r"workload\.model = locked: cannot be carried by value \(TypeError: cannot pickle"),
+        (lambda *_: data, "= lambda: holds 24 MB of values; let it read them from a file$"),
         ({object()}, "object: other processes cannot be given it; give its class or a function"),
         (np.zeros(10**5), "^workload.model = ndarray object: other processes cannot be given it"),
         ({"kind": "x" * 999}, r"^workload.model = .{,110}: must be a valid string$"),

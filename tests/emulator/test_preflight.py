@@ -237,6 +237,7 @@ def test_what_a_run_would_fail_at_is_said_in_one_line(setting: str, message: str
     [
         ("learning_rate", 1e30, r"= 1e\+30 may be too great$"),
         ("dataset", "tried_out:not_numbers", "validation.inputs.0, 0. is nan: must be finite$"),
+        ("dataset", "tried_out:shuffled", "is another each time it is made; take all chance from its seed$"),
     ],
 )
 def test_what_no_step_can_be_trained_with_is_bad_input(here: Path, key: str, value: object, message: str) -> None:

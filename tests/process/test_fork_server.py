@@ -25,7 +25,11 @@ from pausefl.runtime.fleet import Fleet
 from pausefl.runtime.forks import forked_client, forked_run
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.processes import environment
-from pausefl.runtime.processes.environment import added_to_environment, environment_of_children, grpc_defaults
+from pausefl.runtime.processes.environment import (
+    added_to_environment,
+    environment_of_children,
+    grpc_defaults,
+)
 from pausefl.runtime.processes.forking import ForkedProcess, forget_fork_server
 from pausefl.runtime.processes.lifetime import begin_to_import, start
 from pausefl_proto.errors import ConfigError, PauseflError
@@ -125,6 +129,14 @@ def test_forked_processes_draw_their_own_from_numpys_shared_generator() -> None:
     assert len({told_by(forked("numpy"), tell_draw) for _ in range(2)}) == 2
 
 
+def test_forked_processes_order_sets_of_texts_as_an_evaluator_does() -> None:
+    """Otherwise classes that a data set numbers by a set of names would be others for clients and evaluator."""
+    told = [sys.executable, "-c", "print(hash('a text'))"]
+    order = os.environ | environment.one_order_of_sets()
+    evaluators = subprocess.run(told, env=order, capture_output=True, text=True, check=True)
+    assert told_by(forked(), tell_hash) == int(evaluators.stdout)
+
+
 def forked(*imports: str) -> Callable[..., BaseProcess]:
     """(target, args) -> a process of the fork server, which imports these modules."""
     return lambda target, args: ForkedProcess("telling", imports, target, args)
@@ -148,6 +160,10 @@ def told_after(imports: list[str]) -> list[int]:
 
 def tell_forked(told: "Connection[Any, Any]") -> None:
     told.send(told_after([]))
+
+
+def tell_hash(told: "Connection[Any, Any]") -> None:
+    told.send(hash("a text"))
 
 
 def tell_draw(told: "Connection[Any, Any]") -> None:

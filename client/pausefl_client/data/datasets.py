@@ -40,9 +40,11 @@ class Examples:
     def __post_init__(self) -> None:
         _check_form("inputs", self.inputs, "uint8", "int32", "float32")
         _check_form("labels", self.labels, "int64", "float32")
-        if self.inputs.dtype == np.uint8 and (self.inputs.ndim != 4 or _have_channels_last(self.inputs.shape)):
+        shape = self.inputs.shape
+        is_channels_last = len(shape) == 4 and min(shape[1:3]) > 4 and shape[3] in (1, 3, 4)  # as most libraries load
+        if self.inputs.dtype == np.uint8 and (len(shape) != 4 or is_channels_last):
             images = "uint8 inputs are images of shape (n, channels, height, width); others must be float32 or int32"
-            raise ConfigError(f"{_KEY}: {images}, and these have shape {self.inputs.shape}")
+            raise ConfigError(f"{_KEY}: {images}, and these have shape {shape}")
         if len(self.inputs) != len(self.labels):
             raise ConfigError(f"{_KEY}: {len(self.inputs)} inputs, but {len(self.labels)} labels")
         if self.owners is None:
@@ -74,11 +76,6 @@ class Examples:
 def are_classes(labels: TargetArray, classes: float = math.inf) -> bool:
     """Whether each example has one class, from 0 to below `classes`, by which it can be counted and dealt out."""
     return labels.ndim == 1 and labels.dtype == np.int64 and bool(((labels >= 0) & (labels < classes)).all())
-
-
-def _have_channels_last(shape: tuple[int, ...]) -> bool:
-    """Whether images of this shape are taken for (n, height, width, channels), as most libraries load them."""
-    return min(shape[1:3]) > 4 and shape[3] in (1, 3, 4)
 
 
 def _check_form(what: str, array: Any, *types: str) -> None:

@@ -28,6 +28,7 @@ from pausefl_proto.errors import ConfigError
 
 _CELL, _WRITTEN = "pausefl_cell_", "WRITTEN"
 _MOST_VALUES = 10_000  # of an array; a greater one is data, which each process makes itself
+_MOST_BYTES = 20_000_000  # of code and the values that it uses
 _IMPORTED = '''"""Code that a script or notebook defined, as cloudpickle wrote it."""
 
 import base64
@@ -113,6 +114,8 @@ def _by_value(found: type | FunctionType, key: str) -> str:
         data = cloudpickle.dumps({name: found})
     except OWN_CODE_ERRORS as error:
         raise ConfigError(f"{key} = {name}: cannot be carried by value ({with_place(error)})") from error
+    if len(data) > _MOST_BYTES:
+        raise ConfigError(f"{key} = {name}: holds {len(data) // 10**6} MB of values; let it read them from a file")
     # cloudpickle adds random numbers to classes. Without them, the same class always gets the same name.
     digest = hashlib.sha256(re.sub(rb"[0-9a-f]{32}", b"", data)).hexdigest()
     module = ModuleType(f"{_CELL}{digest[:12]}")

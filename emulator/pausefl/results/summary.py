@@ -158,7 +158,7 @@ def _data(dataset: str, result: "RunResult") -> str | None:
     if not evaluated:
         return None
     note = split_note(dataset, evaluated["test"])
-    sizes = f"{result.state.table.n_examples.sum():,} with the clients, {evaluated['validation']:,} for validation"
+    sizes = f"{result.state.table.stated_examples.sum():,} with the clients, {evaluated['validation']:,} for validation"
     return f"{dataset}, examples: {sizes}, {evaluated['test']:,} to test on" + (f"; {note}" if note else "")
 
 

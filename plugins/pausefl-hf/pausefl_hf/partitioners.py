@@ -10,6 +10,7 @@ import numpy as np
 from flwr_datasets import partitioner as theirs
 
 from pausefl_client.data.partition import Dealt
+from pausefl_process.plugins import in_one_line
 from pausefl_proto.arrays import IntArray
 from pausefl_proto.errors import ConfigError
 
@@ -33,7 +34,10 @@ class Flower:
             columns["owner"] = dealt.owners
         ours = {"num_partitions": dealt.clients, "seed": int(rng.integers(2**31)), "partition_by": "label"}
         taken = inspect.signature(made).parameters
-        found = made(**{**{key: value for key, value in ours.items() if key in taken}, **self.options})
+        try:
+            found = made(**{**{key: value for key, value in ours.items() if key in taken}, **self.options})
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"workload.partition.options: {in_one_line(error)}") from error
         found.dataset = datasets.Dataset.from_dict(columns)
         if found.num_partitions < dealt.clients:
             raise ConfigError(f"workload.partition: makes {found.num_partitions} parts for {dealt.clients} clients")

@@ -202,5 +202,7 @@ def test_partitioners_of_flower_deal_examples_out(tmp_path: Path) -> None:
     assert sum(map(len, dealt_by(Flower("IidPartitioner"), found))) == len(labels)
     with pytest.raises(ConfigError, match=r'^workload.partition.name = "Pathological": is no partitioner of flwr_data'):
         dealt_by(Flower("Pathological"), found)
-    with pytest.raises(ConfigError, match=r"^workload.partition: TypeError: .* unexpected keyword argument 'alpa'"):
+    with pytest.raises(
+        ConfigError, match=r"^workload.partition.options: TypeError: .* unexpected keyword argument 'alpa'"
+    ):
         dealt_by(Flower("IidPartitioner", {"alpa": 1}), found)

@@ -1,7 +1,7 @@
 """Makes the initial model and evaluates models. It uses public data only, never a client's examples."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.module import register_module_forward_hook
 
 from pausefl.runtime.evaluator.plan import Evaluated, EvaluatorPlan, InitialModel, ModelRest, StoredTensor
-from pausefl_client.data.datasets import Examples, load_dataset, sampled
+from pausefl_client.data.datasets import DATASETS, Dataset, Examples, load_dataset, sampled
 from pausefl_client.training.device_copies import off_device, on_device
 from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.model_vector import STORED, ModelVector, bytes_of, constants, tied, trained_parameters
@@ -46,7 +46,8 @@ class Evaluator:
         With `workload.statistics` "local", a model's running statistics are estimated on the subset of held-out data.
         """
         dataset, model, seed = plan.workload.dataset, plan.workload.model, plan.seed
-        data = load_dataset(dataset, seed=plan.split_seed)
+        load = partial(load_dataset, dataset, seed=plan.split_seed)
+        data = load()
         self._device = resolve_device(plan.workload.device)
         self._seed = seed
         self._build = partial(build_model, model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens)
@@ -55,6 +56,8 @@ class Evaluator:
         self._model.eval()
         self._at_once = _MOST_AT_ONCE
         self._classes = data.classes
+        found = _first_of(data)
+        self._repeats: Callable[[], bool] = lambda: dataset in DATASETS or _first_of(load()) == found
         self._data_key, self._model_key = f'workload.dataset = "{dataset}"', f'workload.model = "{model}"'
         self._task = data.task or Classification()
         self._metric = str(getattr(self._task, "metric", "score"))
@@ -79,11 +82,6 @@ class Evaluator:
             return Evaluated(evaluations)
         return Evaluated(evaluations, np.concatenate([part.ravel() for part in off_device(*self._local.values())]))
 
-    def check_repeats(self, validation: Examples) -> None:
-        """ConfigError if the labels of these held-out data, made a second time, differ from the evaluator's."""
-        if not np.array_equal(validation.labels, self._splits["validation"].labels, equal_nan=True):
-            raise ConfigError(f"{self._data_key}: is another each time it is made; take all chance from its seed")
-
     def _evaluation(self, split: Split, *, subset: bool) -> Evaluation:
         examples = (self._subsets if subset else self._splits)[split]
         accuracy, loss = self._rate(examples)
@@ -99,6 +97,8 @@ class Evaluator:
         Raises any error of the model, the task, the method or the optimizer. ConfigError if what they return is wrong.
         Returns a sentence if evaluations will lack something that clients train, else an empty text.
         """
+        if not self._repeats():  # each process makes it for itself
+            raise ConfigError(f"{self._data_key}: is another each time it is made; take all chance from its seed")
         held_out = self._splits["validation"]
         sample = held_out.take(np.arange(min(len(held_out), settings.batch_size, _REHEARSED_EXAMPLES)))
         has_own_loop = type(method or TrainingMethod()).local_steps is not TrainingMethod.local_steps
@@ -106,14 +106,9 @@ class Evaluator:
         one_step, model = replace(settings, epochs=steps, max_steps=steps), self._build()
         if name := _differing(model, self._model):
             raise ConfigError(f"{self._model_key}: {name} is another each time the model is made; {_SEEDED}")
+        data = LocalData(sample, task=self._task)
         trainer = TorchTrainer(
-            model,
-            LocalData(sample, task=self._task),
-            one_step,
-            device=self._device,
-            seed=self._seed,
-            client_id="rehearsal",
-            method=method,
+            model, data, one_step, device=self._device, seed=self._seed, client_id="rehearsal", method=method
         )
         self._check(sample)
         outcome = trainer.train(trainer.manifest.with_no_control(self.initial.theta_0), round=1)
@@ -285,6 +280,12 @@ def _differing(model: nn.Module, other: nn.Module) -> str:
     """The name of the first tensor of a model's file that differs from the other model's; empty if none does."""
     ours, theirs = model.state_dict(), other.state_dict()
     return next((n for n in ours if n not in theirs or bytes_of(ours[n]) != bytes_of(theirs[n])), "")
+
+
+def _first_of(data: Dataset) -> list[bytes]:
+    """The first examples of each split."""
+    firsts = (split.take(slice(_REHEARSED_EXAMPLES)) for split in (data.train, data.validation, data.test))
+    return [part.tobytes() for first in firsts for part in (first.inputs, first.labels)]
 
 
 def _bytes_in(output: object) -> int:  # not `nbytes`, which torch.compile does not take

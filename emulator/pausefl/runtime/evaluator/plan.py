@@ -37,10 +37,9 @@ class EvaluatorPlan:
     @property
     def subject(self) -> str:
         """The values on which a run and its evaluator must agree, as JSON."""
-        subject = {"dataset": self.workload.dataset, "model": self.workload.model}
-        seeds = {"seed": self.seed, "split": self.split_seed}
-        subset = self.evaluation.subset
-        return json.dumps({**subject, "statistics": self.workload.statistics, **seeds, "subset": subset})
+        w = self.workload
+        seeds = {"seed": self.seed, "split": self.split_seed, "subset": self.evaluation.subset}
+        return json.dumps({"dataset": w.dataset, "model": w.model, "statistics": w.statistics, **seeds})
 
     def on_own_device(self) -> "EvaluatorPlan":
         """The plan for the evaluator's process. It sees at most one CUDA device from now on (`own_device`).

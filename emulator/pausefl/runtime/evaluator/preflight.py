@@ -12,7 +12,7 @@ from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.evaluator.plan import InitialModel, evaluator_plan
 from pausefl.runtime.evaluator.rehearsal import rehearsed_evaluator, told_in_one_line
 from pausefl.runtime.observers import load_observers
-from pausefl_client.data.datasets import Dataset, check_is_here, load_dataset
+from pausefl_client.data.datasets import check_is_here, load_dataset
 from pausefl_process.tokens import read_token
 from pausefl_proto.endpoint import answers_within_s
 from pausefl_proto.errors import ConfigError
@@ -42,10 +42,9 @@ def try_out(experiment: Experiment, say: Callable[[str], None]) -> list[str]:
     check_is_here(workload.dataset)
     plan = evaluator_plan(experiment)
     with told_in_one_line(workload, "making the data"):
-        data = _deal_out(experiment)
-    evaluator = rehearsed_evaluator(plan, say, when="")
-    evaluator.check_repeats(data.validation)
-    return [_what_travels(evaluator.initial, experiment.server.dead_after_s), *noise]
+        _deal_out(experiment)
+    initial = rehearsed_evaluator(plan, say, when="").initial
+    return [_what_travels(initial, experiment.server.dead_after_s), *noise]
 
 
 def _what_travels(model: InitialModel, dead_after_s: float) -> str:
@@ -83,8 +82,8 @@ def _read_credentials(experiment: Experiment, say: Callable[[str], None]) -> Non
         say(f"{len(wrong)} of {len(client_ids)} clients cannot run here: {wrong[0]}")
 
 
-def _deal_out(experiment: Experiment) -> Dataset:
-    """The data set, after a trial of dealing it out. ConfigError if that fails, or if an example is not finite."""
+def _deal_out(experiment: Experiment) -> None:
+    """Try to deal the data set out. ConfigError if that fails, or if an example is not finite."""
     workload, seed = experiment.workload, experiment.experiment.seed_of("split")
     data = load_dataset(workload.dataset, examples=workload.examples, seed=seed)
     parts = dealt_out(workload, data, experiment.client_ids, seed)
@@ -92,4 +91,3 @@ def _deal_out(experiment: Experiment) -> Dataset:
         row, said = found
         of = "".join(f"of {c}, " for c, rows in zip(experiment.client_ids, parts, strict=True) if row in rows)
         raise ConfigError(f'workload.dataset = "{workload.dataset}": {of}train.{said}')
-    return data

@@ -18,6 +18,7 @@ from pausefl.runtime.evaluator.plan import Evaluated, EvaluatorPlan, InitialMode
 from pausefl.runtime.evaluator.rehearsal import rehearsed_evaluator
 from pausefl.runtime.evaluator.transport import EvaluatorServer, RemoteEvaluator
 from pausefl.runtime.forks import spawned
+from pausefl.runtime.processes.environment import one_order_of_sets
 from pausefl.runtime.processes.lifetime import die_with_parent, ignore_interrupts, start
 from pausefl.runtime.processes.waits import run_telling_waits
 from pausefl_process.ending import DRAIN_S, asking_to_end, end_within
@@ -114,7 +115,7 @@ class OwnEvaluator:
         with ours:
             with theirs:
                 process = spawned("pausefl-evaluator", _run_own, self._plan, theirs)
-                start(process)
+                start(process, **one_order_of_sets())
                 self._process = process  # only now: a process that a signal kept from starting cannot be ended
             try:
                 while isinstance(event := await asyncio.to_thread(ours.recv), Notice):

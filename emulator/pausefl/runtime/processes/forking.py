@@ -11,7 +11,7 @@ from multiprocessing import forkserver, util
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
-from pausefl.runtime.processes.environment import added_to_environment, environment_of_children
+from pausefl.runtime.processes.environment import added_to_environment, environment_of_children, one_order_of_sets
 from pausefl.runtime.processes.preloaded import VARIABLE
 from pausefl_proto.errors import ConfigError
 
@@ -40,7 +40,7 @@ def begin_fork_server(imports: Sequence[str]) -> None:
     if not can_fork():
         raise ConfigError(f"TMPDIR = {tempfile.gettempdir()}: for a socket, {_LONGEST_FOLDER_BYTES} bytes at most")
     # PYTHONSAFEPATH: import nothing from the working directory, where Python looks first.
-    with added_to_environment(PYTHONSAFEPATH="1", **{VARIABLE: ",".join(imports)}):
+    with added_to_environment(PYTHONSAFEPATH="1", **one_order_of_sets(), **{VARIABLE: ",".join(imports)}):
         forkserver.set_forkserver_preload(["pausefl.runtime.processes.preloaded"])
         try:
             forkserver.ensure_running()

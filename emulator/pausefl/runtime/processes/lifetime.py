@@ -35,8 +35,8 @@ def die_with_parent() -> None:
         threading.Thread(target=_outlive, args=(parent,), name="lifeline", daemon=True).start()
 
 
-def start(process: BaseProcess) -> None:
-    """Start a process that does not import the caller's `__main__` again.
+def start(process: BaseProcess, **variables: str) -> None:
+    """Start a process, spawned with these environment variables, that does not import the caller's `__main__` again.
 
     So a script that calls the library needs no `if __name__ == "__main__"`, and a notebook needs no file to import.
     From its first instant on, the process leaves signals that are sent to every process to the caller.
@@ -52,7 +52,7 @@ def start(process: BaseProcess) -> None:
             if isinstance(process, ForkServerProcess):
                 _fork(process)
             else:
-                with added_to_environment():
+                with added_to_environment(**variables):
                     process.start()
         finally:
             main.__dict__.update(hidden)
