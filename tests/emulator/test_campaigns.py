@@ -206,8 +206,12 @@ def test_leakage_is_drawn_in_one_named_unit(units: Sequence[str | None], title: 
 
 @pytest.mark.parametrize(("scores", "column"), [(("R²", "R²"), "final_R²"), (("R²", "accuracy"), "final_accuracy")])
 def test_a_score_has_its_own_column_where_all_runs_have_it(scores: Sequence[str], column: str, tmp_path: Path) -> None:
-    write_sweep([{"m": m, "metric": score, "final_accuracy": 0.5} for m, score in enumerate(scores)], [], tmp_path)
-    assert (tmp_path / "sweep.csv").read_text("utf-8").splitlines()[0] == f"m,metric,{column}"
+    figures = {"final_accuracy": 0.5, "total_latency_s": 1.0}
+    rows = [{"m": m, "metric": score, **figures} for m, score in enumerate(scores)]
+    write_sweep(rows, [], tmp_path)
+    assert (tmp_path / "sweep.csv").read_text("utf-8").splitlines()[0] == f"m,metric,{column},total_latency_s"
+    drawn = {axes.get_title(): np.asarray(axes.lines[0].get_ydata()).tolist() for axes in draw_sweep(rows, ["m"]).axes}
+    assert drawn == ({"final test R² (%)": [50, 50]} if scores[0] == scores[1] else {}) | {"total latency (s)": [1, 1]}
 
 
 def test_interrupted_campaigns_find_runs_of_long_values_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

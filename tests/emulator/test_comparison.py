@@ -134,6 +134,7 @@ def test_spread_shows_the_range_of_few_seeds_and_the_interval_of_many() -> None:
 
     assert text(2.0) == ("2.0", "")
     assert text(1.0, 3.0) == ("2.0", "1.0–3.0")
+    assert text(*[2.0] * 5) == ("2.0", "")
     assert text(1.0, 2.0, 3.0, 4.0, 5.0) == ("3.0", "[1.8, 4.2]")
     assert text(1.0, 4.0, 4.5, 5.0, 5.5, is_skewed=True) == ("4.0", "4.5 (4.0–5.0)")
     assert Spread.of([1.0, None]) is None

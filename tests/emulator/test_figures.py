@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
+from scipy import stats
 
 import pausefl
 import pausefl_offline
@@ -26,10 +27,10 @@ from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.server_records import selected_policy
 from pausefl.results.figures import Figures
 from pausefl.results.reading import RunData, read_run
-from pausefl.results.report import export_csv, group_plots, report_runs, style
+from pausefl.results.report import _drifts, export_csv, group_plots, report_runs, style
 from pausefl.results.report.comparison import compare, write_comparison
 from pausefl.results.report.learning import Learning, learning
-from pausefl.results.report.learning_plots import participation
+from pausefl.results.report.learning_plots import beta_density, participation, posteriors
 from pausefl.results.report.plots import drawings
 from pausefl.results.report.style import rendered
 from pausefl.results.report.sweep import write_sweep
@@ -79,7 +80,7 @@ HAND = [
     round_with(
         2, ("relevant-000", "relevant-001", "poisoned-000"), relevant_000=1.0, relevant_001=3.0, poisoned_000=9.0
     ),
-    round_with(3, original_000=0.4, relevant_000=50.0),
+    round_with(3, original_000=0.4, relevant_000=5.0),
     round_with(4, ("poisoned-001",), relevant_000=20.0, poisoned_000=20.0),
     round_with(5, relevant_001=1.0, poisoned_001=40.0),
 ]
@@ -107,6 +108,18 @@ def test_the_lines_of_many_insertions_differ(learnt: Learning) -> None:
     many = replace(learnt, join_round=np.arange(2, 10), chosen=np.zeros((5, 8), np.bool_))
     lines = participation(many).axes[0].lines[:8]
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 8
+    sizes = [np.column_stack(line.get_data()).tolist() for line in participation(learnt).axes[0].lines[:2]]
+    assert sizes == [[[2, 3], [3, 1], [4, 2], [5, 1]], [[4, 0], [5, 1]]]
+    assert len(posteriors(learnt, {}).axes[0].lines) == 3, "of those that have joined"
+    x = np.linspace(0.1, 0.9, 9)
+    np.testing.assert_allclose(beta_density(x, 3, 5), stats.beta.pdf(x, 3, 5))
+
+
+def test_the_same_data_give_the_same_bytes(learnt: Learning) -> None:
+    for kind in style.KINDS:
+        one, other = (rendered(participation(learnt), kind) for _ in range(2))
+        assert one == other
+        assert b"CreationDate" not in one
 
 
 @pytest.mark.slow
@@ -136,6 +149,7 @@ def test_every_drift_from_the_first_insertion_on_stands_beside_what_it_counted_a
         (3, "original-000", 0.4, True, False),
     ]
     assert [small for *_, small in rows[4:]] == [True, True, True, True, False]
+    assert [row[-1] for row in _drifts(learnt)] == [5.5, 5.5, 5.5, None, None, None, None, 20.5, 20.5]
 
 
 def test_in_a_run_where_everybody_answers_every_choice_of_a_newcomer_is_rated(played: Path) -> None:
@@ -171,6 +185,8 @@ def test_selections_are_counted_by_client_and_averaged_by_group(
     groups = choices_by_group(by_hand.records, by_hand.groups)
     looks = group_plots.group_looks({**groups, **{f"more-{k}-like-them": groups["relevant"] for k in range(3)}})
     assert len(set(looks.values())) == 6, "no two look alike"
+    numbered = group_plots.group_looks({f"poisoned{k}": groups["poisoned"] for k in (1, 2)})
+    assert len({look.colour for look in numbered.values()}) == 1, "names that differ by a number alone"
     by_round, by_client = group_plots.selections(by_hand, groups).axes
     means = {line.get_label(): line for line in by_round.lines if not line.get_label().startswith("_")}
     assert list(means) == ["original", "relevant", "poisoned"]
@@ -346,6 +362,7 @@ def test_each_figure_of_reports_and_comparisons_fails_alone(run_dir: Path, tmp_p
             played.do((name, time))
             if name.endswith(".csv"):
                 assert not (run_dir / "csv" / name).exists()
+                played.do((name, time))  # nor is there one to remove
             else:
                 assert f"Missing: {name} ({REASON})" in page.read_text("utf-8")
                 assert not (page.parent / f"plots/{name}.svg").exists()

@@ -18,9 +18,18 @@ from matplotlib.axes import Axes
 import pausefl
 from pausefl.results.accounting import late_releases
 from pausefl.results.in_words import milliseconds
-from pausefl.results.reading import VIEWS, PrivacyFigures, RunData, read_log, read_run
+from pausefl.results.reading import (
+    CLIENTS,
+    VIEWS,
+    PrivacyFigures,
+    RunData,
+    open_database,
+    read_columns,
+    read_log,
+    read_run,
+)
 from pausefl.results.report import plots, report_runs, write_report
-from pausefl.results.report.html import in_ranges, run_page
+from pausefl.results.report.html import _headline, _swamped, in_ranges, run_page
 from pausefl.results.report.style import rendered
 from pausefl_offline.latencies import latencies_of
 from pausefl_proto.errors import ConfigError
@@ -219,6 +228,37 @@ def test_a_run_without_privacy_says_so_and_a_time_scale_is_explained(tmp_path: P
     for said in ("added no noise", "timing error by 10 ", "above the communication, a wait", "later model; 0 jobs"):
         assert said in page
     assert page.count("real seconds (time_scale 0.1)") == 5, "on each axis of times of the exchanges"
+
+
+def test_a_client_is_at_work_in_jobs_that_it_misses_and_in_failed_attempts(store: Store, tmp_path: Path) -> None:
+    missed = {"misses": (Miss("b", "timeout", 2.0, 2.0, at_work_s=1.5),), "elapsed_s": 2.0}
+    store.commit_round(record(1, observation("a", came_back_s=1.0), **missed))
+    store.save_failed_attempt(record(2, **missed | {"elapsed_s": 4.0}))
+    with open_database(tmp_path) as database:
+        clients = read_columns(database, CLIENTS)
+    assert dict(zip(clients["client_id"], clients["idle_share"], strict=True)) == {"a": 0.75, "b": 0.25}
+
+
+def test_a_round_s_latency_is_drawn_with_the_parts_of_its_slowest_exchange(run: RunData) -> None:
+    """Clients are in the order of their drawn delays."""
+    seconds = {"latency_s": [3.0, 5.0, 2.0], "communication_s": [0.1, 0.2, 0.1], "device_s": [1.0, 3.0, 1.0]}
+    exchanges: Any = {"round": np.array([1, 1, 2]), "client_id": np.array(["a", "b", "a"])}
+    exchanges |= {name: np.array(values) for name, values in seconds.items()} | {"drawn_s": np.array([2.0, 1.0, 2.0])}
+    rounds = {"round": np.array([1, 2]), "round_latency_s": np.array([5.0, 2.0])}
+    run = replace(run, breakdown=exchanges, round_latency=rounds, summary={**run.summary, "time_scale": 0.1})
+    by_round, by_client = (figure.axes[0].lines for figure in (plots.latency_by_round(run), plots.latency(run)))
+    assert [np.asarray(line.get_ydata()).tolist() for line in by_round] == [[5, 2], [2, 1], [3, 1]]
+    assert [np.asarray(line.get_ydata()).tolist() for line in by_client[:2]] == [[1, 2], [0.2, 0.1]]
+    assert plots._running_median(np.array([1.0, 5.0, 2.0, 8.0, 3.0]), 3).tolist() == [3, 2, 5, 3, 5.5]
+
+
+def test_noise_under_which_accuracy_fell_is_told_with_how_far(run: RunData) -> None:
+    noisy = replace(run, summary={**run.summary, "noise_to_clip": {"first": 1.3, "last": None}})
+    assert "fell" not in _swamped(noisy)
+    fallen = replace(noisy, accuracy={**run.accuracy, "accuracy": 1 - run.accuracy["accuracy"]})
+    assert _swamped(fallen).endswith(" Test accuracy fell from 90.0% after round 0 to 30.0%.")
+    *_, (name, seconds, _) = _headline(replace(run, round_latency={"cluster_penalty_s": np.array([1.0, 2.0])}))
+    assert (name, seconds) == ("cluster penalty", "3.0 s")
 
 
 def test_a_regression_is_not_reported_as_a_classification(tmp_path: Path) -> None:

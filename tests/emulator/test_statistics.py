@@ -112,7 +112,7 @@ def test_a_saving_is_said_with_its_interval(saved: Sequence[float], said: str) -
 
 
 def test_nothing_is_saved_of_no_wait() -> None:
-    assert shares_saved([1.0, 0.0, 1.0, None], [2.0, 0.0, 0.0, 2.0]) == [0.5, None, None, None]
+    assert shares_saved([1.0, 0.0, 0.0, 1.0, None], [2.0, 2.0, 0.0, 0.0, 2.0]) == [0.5, 1.0, None, None, None]
     assert len(list(_answers({name: [{"total_latency_s": 0.0}] for name in ("random", "pause")}, "random"))) == 1
     shown = [three_digits(value) for value in (0.0, 0.004567, 0.04567, 0.09999, 0.5, 9.999, 99.97, -99.97, 1234.5)]
     assert shown == ["0.00", "0.00457", "0.0457", "0.10", "0.50", "10.0", "100", "-100", "1,234"]

@@ -16,7 +16,7 @@ from pausefl.results.tables import write_csv, write_records
 from pausefl.results.tally import RunTally
 from pausefl_process.host_monitor import HostReport
 from pausefl_server.host_limits import HostLimits, ordered
-from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
+from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
 from rigs.log import observation, record
 
 
@@ -84,6 +84,8 @@ def test_places_are_idle_while_nobody_is_at_work_and_staleness_is_a_mean_over_up
     assert tally.clients_at_work(4.0) == 1.0
     assert [tally.idle_share(*of) for of in ((4.0, None), (4.0, 4), (2.0, 1))] == [0.5, 0.75, 0.0]
     assert tally.staleness == {"mean": 1.0, "max": 3}
+    missed = record(1, misses=(Miss("b", "timeout", 2.0, 2.0, at_work_s=2.0),))
+    assert RunTally([missed], [missed], broken_off_s=1.0).clients_at_work(4.0) == 1.25
 
 
 GROUPS = {

@@ -89,18 +89,18 @@ async def test_an_offer_never_waits() -> None:
 
 
 async def test_tellers_waiting_for_room_have_it_where_what_was_offered_is_dropped() -> None:
-    actor = Recorder(capacity=1)
+    actor = Recorder(capacity=2)
     assert actor.offer("dropped")
     async with asyncio.TaskGroup() as group:
-        telling = group.create_task(actor.tell("told"))
+        asking, telling = group.create_task(actor.ask("asked")), group.create_task(actor.tell("told"))
         await asyncio.sleep(0)
         actor.drop_offered()
         async with asyncio.timeout(20):
             await telling
         group.create_task(actor.run())
-        assert await actor.ask("end") == "end"
+        assert [await asyncio.wait_for(asking, 20), await actor.ask("end")] == ["asked", "end"]
         actor.stop()
-    assert actor.seen == ["told", "end"]
+    assert actor.seen == ["asked", "told", "end"]
 
 
 async def test_tellers_waiting_for_room_are_freed_when_the_actor_is_cancelled() -> None:

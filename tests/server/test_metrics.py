@@ -99,6 +99,7 @@ def ledger_in(folder: Path, releases: int = 0, life: Life | None = None) -> Ledg
 def test_a_certificate_that_cannot_be_read_hides_no_others_end() -> None:
     shown = [LongValid("server.pem", "key"), *(Tls(f"gone-{i}.pem", "key") for i in range(9))]
     assert (of_process(shown).get_sample_value("pausefl_certificate_remaining_seconds") or 0) > 0
+    assert of_process([None, Tls(ca="ca.pem")]).get_sample_value("pausefl_certificate_remaining_seconds") is None
 
 
 def test_the_document_is_right_about_all_metrics(registry: CollectorRegistry, host_registry: CollectorRegistry) -> None:

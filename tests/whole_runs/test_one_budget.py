@@ -255,7 +255,9 @@ def test_ledgers_that_come_from_elsewhere_are_found_in_the_log(tmp_path: Path) -
     (tmp_path / "two/ledgers").mkdir(parents=True)
     shutil.copy(tmp_path / "one/ledgers/client-000.db", tmp_path / "two/ledgers")
     two = pausefl.run(experiment, tmp_path / "two", progress=False).summary
-    assert (one["budget_per"], two["budget_per"]) == ("run", "data holder")
+    shared = parse_experiment(SYNTHETIC, [*changes, f"privacy.ledger_dir={tmp_path / 'ledgers'}"])
+    first = pausefl.run(shared, tmp_path / "three", progress=False).summary
+    assert [told["budget_per"] for told in (one, two, first)] == ["run", "data holder", "data holder"]
     assert two["max_epsilon_spent"] == pytest.approx(BUDGET.spent(4))
 
 
