@@ -69,6 +69,10 @@ def test_columns_and_curves_are_those_of_the_views(run: RunData) -> None:
     np.testing.assert_allclose(run.round_latency["total_latency_s"], [0.5, 0.8, 1.5])
     np.testing.assert_allclose(run.greatest_leakage["max_epsilon_spent"], [1.0, 1.0, 1.5])
     np.testing.assert_allclose(run.breakdown["propagation_s"], 0.015)
+    exchanges = [run.breakdown[name].tolist() for name in ("round", "client_id")]
+    assert exchanges == [[1, 1, 2, 3], ["$x$", "<script>", "<script>", "$x$"]]
+    with pytest.raises(KeyError, match="nothing"):
+        run.breakdown["nothing"]
     columns = ("client_id", "times_chosen", "accepted", "released", "epsilon_spent")
     rows = list(zip(*(run.clients[name].tolist() for name in columns), strict=True))
     assert rows == [("$x$", 2, 2, 3, 1.5), ("<script>", 2, 2, 2, 1.0), ("c", 0, 0, 0, 0.0)]

@@ -206,6 +206,13 @@ def test_a_job_is_owed_once_and_settled_once_and_by_a_message_of_several_release
     jobs.settle([unsettled("a", t, 1) for t in (1, 2, 3)])
     jobs.settle([LogEvent("reconciled", "a", released=2, epsilon_spent=BUDGET.spent(2))])
     assert jobs.releases_at_most(table, BUDGET) == {"a": 3, "b": 1}
+    late, miss = LogEvent("reconciled", "c", released=6, epsilon_spent=BUDGET.spent(6)), Miss("c", "timeout", 1.0, 1.0)
+    for attempt in (record(1, observation("c", participation=5)), *(record(t, misses=(miss,)) for t in (2, 3))):
+        jobs.add(attempt)
+    jobs.settle([late])
+    assert jobs.releases_at_most(table, BUDGET)["c"] == 7
+    jobs.add(record(4, observation("c", participation=7)))
+    assert jobs.releases_at_most(table, BUDGET)["c"] == 7, "its answer settles all jobs before"
     job, missed = unsettled("a", 1, 1), LogEvent("missed", "a")
     assert PendingEvents([job, missed, job]).take() == (missed, job)
     assert PendingEvents([job, missed, unsettled("a", 2, 1)]).take() == (job, missed, unsettled("a", 2, 1))

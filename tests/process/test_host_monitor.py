@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pausefl
-from pausefl_process.host_monitor import HostMonitor, HostReport, Peaks, StealMeter
+from pausefl_process.host_monitor import HostMonitor, HostReport, Peaks, StealMeter, TurnMeter
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.exchange import host_of
 from pausefl_server.host_limits import ADVICE, DOUBTS, OVERDUE, HostLimits, still_s
@@ -146,6 +146,7 @@ async def test_a_stop_and_a_sleep_belong_to_the_windows_that_they_lie_in(how: st
             assert after.stood_still_s == 0.0
             assert monitor.stood_still_s(began_s, after_s) == within.stood_still_s
             assert monitor.stood_still_s(after_s, monitor.clock()) == 0.0
+            assert monitor.stood_still_s(began_s, began_s) == 0.0
 
 
 @pytest.mark.realtime
@@ -158,6 +159,19 @@ async def test_a_thread_that_keeps_the_interpreter_to_itself_is_load_and_no_stop
         report = monitor.report(began_s, 0.0)
         assert report.timer_overshoot_s > 0.05
         assert report.stopped_s == 0.0
+
+
+@pytest.mark.parametrize(("counts", "spent_s"), [(b"1000000000 2000000000 3\n", 3.0 + 3 * 0.005), (b"0 0 0\n", 4.0)])
+def test_a_thread_s_turn_is_what_it_ran_and_waited_for(
+    counts: bytes, spent_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that does not count says 0: then the process's CPU time is taken."""
+    monkeypatch.setattr(os, "open", lambda *_: os.dup(0))
+    monkeypatch.setattr(os, "pread", lambda *_: counts)
+    monkeypatch.setattr(time, "process_time", lambda: 4.0)
+    monkeypatch.setattr(sys, "getswitchinterval", lambda: 0.005)
+    with closing(TurnMeter()) as turns:
+        assert turns._read_s() == spent_s
 
 
 @given(st.lists(st.integers(0, 9), max_size=30), st.integers(-1, 31))
@@ -186,7 +200,7 @@ def test_steal_is_a_share_of_all_ticks_of_the_last_second(tmp_path: Path) -> Non
     stat.write_text("cpu  100 0 50 800 0 0 0 50 7 0\ncpu0 ...\n")
     meter = StealMeter(stat)
     assert meter.share(10.0) == 0.0
-    stat.write_text("cpu  150 0 50 820 0 0 0 80 7 0\ncpu0 ...\n")
+    stat.write_text("cpu  150 0 50 820 0 0 0 80 9 0\ncpu0 ...\n")
     assert [meter.share(now_s) for now_s in (10.9, 11.0)] == [0.0, 30 / 100], "not a second yet, and then one"
     stat.unlink()
     assert meter.share(12.5) == 30 / 100, "as it was while it cannot be read: an error would end the monitor's thread"

@@ -41,6 +41,21 @@ async def test_messages_are_taken_in_order_and_asks_are_answered_also_after_one_
     assert actor.events == ["stop"]
 
 
+async def test_an_asker_that_is_gone_ends_no_actor() -> None:
+    async with asyncio.TaskGroup() as group:
+        actor = Recorder()
+        actor.gate.clear()
+        group.create_task(actor.run())
+        for message in ("answered", "fail"):
+            asker = asyncio.ensure_future(actor.ask(message))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            asker.cancel()
+        actor.gate.set()
+        assert (await actor.ask("end"), actor.busy_s) == ("end", 0.0)
+        actor.stop()
+
+
 async def test_a_failing_tell_takes_the_group_down_and_askers_are_told() -> None:
     actor = Recorder()
     actor.gate.clear()
