@@ -1,6 +1,7 @@
 """The plan of a search: its space, its seeds and its objectives."""
 
 import math
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ _FIXED = {
     "privacy.enabled": "decides whether leakage is measured; search with privacy and without it apart",
     "privacy.unit": "decides what every ε protects, and ε of two units do not compare; search them apart",
     "server.mode": "decides whether the sum of latencies is measured or the time that elapsed; search them apart",
+    "workload.dataset": "decides what scores are of, and those of two data sets do not compare; search them apart",
     "latency.signal": "decides what counts as latency, and the two do not compare; search them apart",
 }
 """Keys that decide what is measured, and why they are not searched."""
@@ -128,8 +130,8 @@ class TuningPlan:
                 raise ConfigError(f"--search {setting}: must be KEY=SPACE such as {_FOR_EXAMPLE}")
             if parts_of_key(key) in map(parts_of_key, space):
                 raise ConfigError(f"--search {key}: is given twice")
-            if parts_of_key(key) == ["experiment", "seed"]:
-                raise ConfigError("--search experiment.seed: each trial plays seeds of its own, see --seeds")
+            if re.fullmatch(r"experiment\.(\w+_)?seed", ".".join(parts_of_key(key))):
+                raise ConfigError(f"--search {key}: a lucky seed is no setting; all trials play the same, see --seeds")
             space[key], ends = _dimension(setting, text)
             for value in ends:
                 try:

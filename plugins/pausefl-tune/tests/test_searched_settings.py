@@ -108,9 +108,10 @@ def test_a_parameter_of_an_own_type_has_the_value_that_a_file_gives_it() -> None
     assert value_of(experiment, f'selection."{__name__}:Typed".way') == "first"
 
 
-def test_a_search_of_the_seed_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^--search experiment\.seed: each trial plays seeds of its own"):
-        _ = TuningPlan(SMALL, ["experiment.seed=1..5"]).space
+@pytest.mark.parametrize("key", ["seed", "split_seed", "model_seed", "latency_seed"])
+def test_a_search_of_the_seed_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^--search experiment\.{key}: a lucky seed is no setting"):
+        _ = TuningPlan(SMALL, [f"experiment.{key}=1..5"]).space
 
 
 @pytest.mark.parametrize(
@@ -118,6 +119,7 @@ def test_a_search_of_the_seed_is_refused() -> None:
     [
         ("privacy.enabled=true,false", "decides whether leakage is measured; search with privacy and without it apart"),
         ("privacy.unit=coordinate,vector", "decides what every ε protects, and ε of two units do not compare"),
+        ("workload.dataset=digits,mnist", "decides what scores are of, and those of two data sets do not compare"),
         ("server.mode=rounds,asynchronous", "decides whether the sum of latencies is measured"),
         ("latency.signal=round_trip,communication", "decides what counts as latency, and the two do not compare"),
     ],
