@@ -60,6 +60,9 @@ up = { kind = "sum", of = [{ kind = "gamma", mean_s = { kind = "constant", value
 [[latency.groups]]
 clients = "old-000..old-002"
 bandwidth = { up_bytes_per_s = 1000000.0 }
+[[latency.groups]]
+clients = "new-000"
+up = { kind = "sum", of = ["none", { kind = "constant", value_s = 0.1 }] }
 """
 
 

@@ -143,7 +143,7 @@ def _short(value: Any) -> Any:
 
 
 def _has_tables(value: Any) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and any(map(_has_tables, value)))
+    return isinstance(value, dict) or (isinstance(value, list) and all(isinstance(part, dict) for part in value))
 
 
 def _comment(sentence: str) -> Iterator[str]:
