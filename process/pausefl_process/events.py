@@ -139,7 +139,7 @@ class Notice:
     message: str
     """The message, one sentence."""
     topic: str = ""
-    """The topic: "joined", "left", "rejected", "suspect", "failed" or "evaluator"; empty for any other."""
+    """The topic: "joined", "left", "rejected", "suspect", "failed", "evaluator" or "waiting"; empty for others."""
     client: str = ""
     """The id of the client that the message is about, or of the first of several; empty if it is about none."""
 

@@ -158,7 +158,7 @@ async def serve(
                 forget=outputs.forget,
             )
             loop = asyncio.get_running_loop()
-            store.tell = lambda message: loop.call_soon_threadsafe(observer.noticed, message)
+            store.tell = lambda message: loop.call_soon_threadsafe(observer.noticed, message, "waiting")
             every = settings.evaluation_every if evaluate is not None else 0
             due = range(every, min(start.state.round + 1, settings.rounds), every) if every else ()
             told, file = store.evaluations(), outputs.best_model

@@ -67,12 +67,13 @@ def test_plain_lines_come_at_most_twice_a_second_with_the_first_messages_and_the
     assert last.endswith("(+2 messages not shown)")
 
 
-def test_an_interrupt_is_answered_at_once() -> None:
+@pytest.mark.parametrize("event", [Interrupted("finishing"), *(Notice("wait", of) for of in ("waiting", "evaluator"))])
+def test_an_interrupt_is_answered_at_once_and_a_wait_is_announced(event: Interrupted | Notice) -> None:
     out = io.StringIO()
     with PlainView(Console(file=out, width=40), "demo", Clock()) as show:
         show(round_event(1))
-        show(Interrupted("finishing"))
-        assert out.getvalue().splitlines()[-1] == "finishing"
+        show(event)
+        assert out.getvalue().splitlines()[-1] == event.message
 
 
 def test_without_privacy_no_epsilon_is_named_and_the_last_evaluation_is_printed_by_itself() -> None:

@@ -200,7 +200,8 @@ class PlainView:
         line = _line(self._progress, event)
         if line is None:
             return
-        if isinstance(event, Ready | Preparing | MetricsServed | Interrupted | Finished):
+        is_of_a_wait = isinstance(event, Notice) and event.topic in ("waiting", "evaluator")  # no event follows soon
+        if is_of_a_wait or isinstance(event, Ready | Preparing | MetricsServed | Interrupted | Finished):
             self._print(*self._held, line)
         elif self._clock() >= self._next_s:
             self._print(line)

@@ -429,7 +429,7 @@ class Coordinator(Actor[_Message]):
         """Whether a client that was never here comes within the timeout, or the run is to end."""
         await self._report_last_round()  # no next job will follow soon
         to_come, wait_s = self._members.to_come(), self._settings.connect_timeout_s
-        self._observer.noticed(f"{too_few}; {to_come} more may come: waiting up to {wait_s:g} s")
+        self._observer.noticed(f"{too_few}; {to_come} more may come: waiting up to {wait_s:g} s", "waiting")
         return await self._wait_until(lambda: self._members.to_come() < to_come, wait_s)
 
     async def _wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:

@@ -214,7 +214,7 @@ async def _initial_model(
         return
 
     def say(text: str) -> None:
-        report(Notice(text))
+        report(Notice(text, "evaluator"))
 
     report(Preparing("the evaluator loads torch, makes the first model and tries it"))
     with ExitStack() as waiting:
