@@ -68,8 +68,7 @@ class ClientStreamHandler:
         self._admission = endpoints.admission
         self._watch = watch
         self._on_refused = on_refused
-        welcome = pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=settings.run_id)
-        self._welcome = pb.ServerMessage(welcome=welcome)
+        self._welcome = pb.ServerMessage(welcome=pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=settings.run_id))
         self._offer = encode(pb.ExperimentOffer(experiment=endpoints.offer, run_id=settings.run_id))
         self._hellos = HelloLimiter(endpoints.hello_timeout_s)
         self._ending = StreamQuota(MOST_ENDING)  # gRPC keeps streams until their last message is read

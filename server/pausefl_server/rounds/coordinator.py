@@ -473,8 +473,7 @@ class Coordinator(Actor[_Message]):
                 self._take_late(update)
                 return
         except WireError as error:
-            job = update.round, update.attempt
-            self._take_refusal(Refusal(client_id, *job, "rejected", str(error), update.release))
+            self._take_refusal(Refusal(client_id, update.round, update.attempt, "rejected", str(error), update.release))
             return
         is_early = self._settings.is_asynchronous and (step.is_answered or self._settings.asynchronous.rule == "fedat")
         if is_early and not self.stopped_because:
