@@ -22,13 +22,22 @@ from pausefl.experiment.in_force import in_force
 from pausefl.experiment.toml_source import read_source
 from pausefl.results.report.sweep import caveats, draw_sweep, write_sweep
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, check_goes_on
-from pausefl.studies.campaign import CampaignInterrupted, Plan, Planned, begin, is_finished, read_plan
-from pausefl.studies.compare import resume_comparison
+from pausefl.studies.campaign import (
+    CampaignInterrupted,
+    Plan,
+    Planned,
+    begin,
+    check_all_played,
+    is_finished,
+    read_plan,
+    unfinished,
+)
+from pausefl.studies.compare import compare_runs, resume_comparison
 from pausefl.studies.executors import side_by_side
 from pausefl.studies.playing import OneByOne, Player
 from pausefl.studies.redrawing import report_folder
 from pausefl.studies.sweep import parse_grid, resume_sweep, run_sweep
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import ConfigError, PauseflError
 from rigs.command import rounds_in, run, synthetic
 from rigs.experiments import SMALL, small
 from rigs.refusals import complaint, refused
@@ -88,6 +97,7 @@ REFUSED: list[tuple[dict[str, Sequence[Any]], int, str]] = [
     ({**BASE, "selection.m": [2, 5]}, 1, "selection.m = 5"),
     ({**LEDGER, "selection.m": [1, 2]}, 1, "privacy.ledger_dir, whose budgets"),
     (MANY, 2, "--set: 1000000000000 settings of 2 seeds each are more than 10000 runs"),
+    ({"selection.m": range(1, 5_002)}, 2, "--set: 5001 settings of 2 seeds each are more than 10000 runs"),
     ({}, 1, "nothing varies; name a key and its values"),
 ]
 
@@ -234,6 +244,8 @@ def test_interrupted_campaigns_find_runs_of_long_values_again(tmp_path: Path, mo
     for play in plays:
         with pytest.raises(CampaignInterrupted, match=r"in run 2 of 3.*; go on with: pausefl sweep --resume .*/s$"):
             play()
+        with (tmp_path / "s/sweep.csv").open(encoding="utf-8") as file:
+            assert [row["outcome"] for row in csv.DictReader(file)] == ["", "missing", "missing"]
     assert len(set(played)) == 2
     assert played[:2] == played[2:]
     assert all(re.fullmatch(r"delay=-kind-values-values_s-0\.125-.{66}-[0-9a-f]{12}-seed1", name) for name in played)
@@ -269,10 +281,12 @@ def test_a_folder_of_another_comparison_or_sweep_is_refused(
     begun = (tmp_path / CAMPAIGN_PLAN).read_text()
     changed: list[dict[str, Any]] = [{"rounds": 3}, more, {"seeds": 2}]
     begin_others: list[Callable[[Path], object]] = [*(partial(play, **other) for other in changed), another]
+    begin_others += [lambda folder: compare_runs([next(folder.glob("*/summary.json")).parent], ["one"], folder)]
     for begin_other in begin_others:
         with pytest.raises(ConfigError, match=ANOTHER):
             begin_other(tmp_path)
     assert (tmp_path / CAMPAIGN_PLAN).read_text() == begun
+    assert (tmp_path / "comparison.html").exists() == (play is compared), "nothing is written"
     assert play(tmp_path).rows == played.rows, "the same one goes on"
 
 
@@ -311,6 +325,7 @@ def test_a_damaged_run_is_left_out_and_the_others_are_compared(tmp_path: Path) -
     for name, text, said in (
         ("summary.json", '{"policy": "all"}', r"lacks .*; an older version may have written it$"),
         ("config.toml", "", r"is empty; restore"),
+        ("config.toml", "nothing", r"was changed since the run began"),
         ("run.db", "no log", r"cannot be read as a run's database"),
     ):
         before = (damaged / name).read_bytes()
@@ -319,8 +334,12 @@ def test_a_damaged_run_is_left_out_and_the_others_are_compared(tmp_path: Path) -
             assert re.search(rf"/all-seed2/{name}: {said}", str(again.missing["all-seed2"]))
             assert again.seeds == [1]
             assert again.warning.startswith("without all-seed2")
+        with pytest.raises(ConfigError, match=said):
+            unfinished([Planned("all-seed2", experiment())], tmp_path, "compare")
         (damaged / name).write_bytes(before)
     assert resume_comparison(tmp_path, ALONE).rows == played.rows
+    with refused("1 of 2 runs have no results; lost: killed; go on with: pausefl", PauseflError):
+        check_all_played([damaged], {"lost": PauseflError("killed")}, "pausefl", print)
 
 
 def test_neither_a_run_nor_a_campaign_goes_on_with_other_measured_latencies(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from pausefl.studies.campaign import CampaignInterrupted, Plan, Planned, begin, 
 from pausefl.studies.executors import player_on, side_by_side
 from pausefl.studies.job import Job, on_own_disk
 from pausefl.studies.playing import OneByOne, OnExecutor
-from pausefl.studies.sweep import _LONGEST_NAME, run_sweep
+from pausefl.studies.sweep import _LONGEST_NAME, resume_sweep, run_sweep
 from pausefl.studies.time_left import in_words, time_left
 from pausefl_process.ending import signals_to
 from pausefl_proto.errors import ConfigError, PauseflError
@@ -88,6 +88,9 @@ def test_each_run_is_told_with_how_many_are_left(tmp_path: Path) -> None:
     assert sorted(line.partition(":")[0] for line in (first, second)) == ["m=1-seed1", "m=2-seed1"]
     assert re.search(r"\(1 of 2, about \d+ (s|min) left\)$", first)
     assert second.endswith("(2 of 2)")
+    shutil.rmtree(tmp_path / "m=2-seed1")
+    resume_sweep(tmp_path, side_by_side(2, said.append))
+    assert said[3].endswith("(2 of 2)"), "one was finished before"
 
 
 @pytest.mark.parametrize("player_of", [partial(side_by_side, 1), lambda say: replace(ALONE, say=say)])
@@ -108,6 +111,38 @@ def test_an_executor_that_is_lost_is_told_with_the_way_on(tmp_path: Path) -> Non
     with refused(f"alpha=1e+30-seed1: its executor takes no more jobs ({gone}); go on", PauseflError):
         pausefl.sweep(experiment(), {"selection.pause.alpha": [1e30, 1e-30]}, folder=tmp_path, executor=lost)
     assert [path.name for path in tmp_path.iterdir()] == [CAMPAIGN_PLAN], "nothing to tabulate or to draw"
+
+
+class Losing(Executor):
+    """An executor whose jobs all end with this error."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        future.set_exception(self._error)
+        return future
+
+
+def test_a_run_is_given_up_where_each_of_its_jobs_is_lost_and_all_where_no_machine_can_play(
+    tmp_path: Path,
+) -> None:
+    said, asked = list[str](), list[tuple[Path, bool]]()
+    runs = [Planned("run", experiment().replace({"experiment.clock": "real"}))]
+
+    def losing(error: Exception, *asked_for: Any) -> Any:
+        asked.append(asked_for)
+        return nullcontext(Losing(error))
+
+    player = OnExecutor(partial(losing, OSError("killed")), said.append, has_whole_nodes=True)
+    missing = player.play(runs, tmp_path)
+    assert str(missing["run"]) == "its job was lost (OSError: killed) (4 times)"
+    again = "run: its job was lost (OSError: killed); it goes on in another job"
+    assert said == [again, again, again, f"run: {missing['run']} (1 of 1)"]
+    assert asked == [(tmp_path, True)], "runs on the real clock need machines of their own"
+    with refused("the executor's machines cannot play it (ImportError: x); is the same pausefl there?"):
+        replace(player, executor=partial(losing, ImportError("x"))).play(runs, tmp_path)
 
 
 @pytest.mark.parametrize(
