@@ -32,7 +32,7 @@ from pausefl.studies.campaign import (
     read_plan,
     unfinished,
 )
-from pausefl.studies.compare import compare_runs, resume_comparison
+from pausefl.studies.compare import _planned, compare_runs, resume_comparison
 from pausefl.studies.executors import side_by_side
 from pausefl.studies.playing import OneByOne, Player
 from pausefl.studies.redrawing import report_folder
@@ -99,6 +99,9 @@ REFUSED: list[tuple[dict[str, Sequence[Any]], int, str]] = [
     (MANY, 2, "--set: 1000000000000 settings of 2 seeds each are more than 10000 runs"),
     ({"selection.m": range(1, 5_002)}, 2, "--set: 5001 settings of 2 seeds each are more than 10000 runs"),
     ({}, 1, "nothing varies; name a key and its values"),
+    ({"selection.policy": "random"}, 1, "selection.policy = 'random': must be a list of at least one value"),
+    ({"selection.m": []}, 1, "selection.m = []: must be a list of at least one value"),
+    ({**BASE, "selection.policy": ["random", "nowhere:Policy"]}, 1, "nowhere"),
 ]
 
 
@@ -338,6 +341,8 @@ def test_a_damaged_run_is_left_out_and_the_others_are_compared(tmp_path: Path) -
             unfinished([Planned("all-seed2", experiment())], tmp_path, "compare")
         (damaged / name).write_bytes(before)
     assert resume_comparison(tmp_path, ALONE).rows == played.rows
+    names = [run.name for run in _planned(read_plan(tmp_path, "compare"), tmp_path)]
+    assert names == ["random-seed1", "all-seed1", "random-seed2", "all-seed2"], "seed by seed"
     with refused("1 of 2 runs have no results; lost: killed; go on with: pausefl", PauseflError):
         check_all_played([damaged], {"lost": PauseflError("killed")}, "pausefl", print)
 

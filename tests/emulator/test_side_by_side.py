@@ -91,6 +91,7 @@ def test_each_run_is_told_with_how_many_are_left(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "m=2-seed1")
     resume_sweep(tmp_path, side_by_side(2, said.append))
     assert said[3].endswith("(2 of 2)"), "one was finished before"
+    assert not list(tmp_path.glob("*/report.html")), "drawn when it is asked for"
 
 
 @pytest.mark.parametrize("player_of", [partial(side_by_side, 1), lambda say: replace(ALONE, say=say)])
@@ -251,6 +252,11 @@ def test_no_signal_kill_or_disk_loses_a_run_brought_back(tmp_path: Path, monkeyp
             run_dir.mkdir(exist_ok=True)
             assert (run_dir.parent / SHARED_STEPS).read_text() == "steps", "all runs train equally long"
     assert (tmp_path / "run/played").exists()
+    for beside in (".run-finished/old", ".new-2-finished/old", ".new-2-finished/new", ".new-partial0/new"):
+        (tmp_path / beside).mkdir(parents=True)
+    for name in ("run", "new"):  # none of these is a run that was brought back and lacks its name
+        with on_own_disk(tmp_path / name) as run_dir:
+            assert run_dir.exists() == (name == "run")
 
     def fill() -> None:
         patched.setattr(Path, "rename", lambda *_: os.truncate(tmp_path / "none", 0))
