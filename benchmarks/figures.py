@@ -157,6 +157,9 @@ def _settings(experiment: Experiment) -> str:
     tables = experiment.model_dump(mode="json", exclude_defaults=True)
     tables["experiment"].pop("seed", None)
     tables["workload"].pop("device", None)
+    match tables["workload"].get("training"):
+        case {"kind": kind, **others} if not others:
+            tables["workload"]["training"] = kind  # a kind alone, as the stored digests have it
     return blake2b(json.dumps(tables, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
