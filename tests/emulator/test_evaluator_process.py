@@ -58,7 +58,7 @@ clients = { count = 1, connect_timeout_s = 60.0 }
 selection = { policy = "random", m = 1 }
 privacy.enabled = false
 latency.delay.kind = "none"
-workload.max_steps = 1
+workload.batch_size = 1200
 evaluation = { every = 20, subset = 100 }
 """
 

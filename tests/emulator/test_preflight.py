@@ -188,6 +188,15 @@ def found(*settings: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("steps", "said"), [(100, ["max_steps = 100 ends each round: workload.epochs = 60"]), (120, [])]
+)
+def test_a_round_that_ends_before_its_epochs_is_told(steps: int, said: list[str]) -> None:
+    told = list[str]()
+    try_out(parse_experiment("", {"workload.epochs": 60, "workload.max_steps": steps}), told.append)
+    assert [text.removeprefix("workload.").removesuffix(" would take some 120 steps") for text in told] == said
+
+
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("setting", "message"),

@@ -26,7 +26,7 @@ class TrainingSettings(Bounded):
     batch_size: Count = 20
     """How many examples one local optimizer step uses."""
     epochs: Count = 1
-    """How many times a client goes through its examples in one round."""
+    """How many times a client goes through its examples in one round, within `max_steps`."""
     max_steps: Count | None = 100
     """The most optimizer steps of one round's local training, which ends after them."""
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)

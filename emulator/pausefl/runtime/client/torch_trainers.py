@@ -6,6 +6,7 @@ touched.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -33,34 +34,30 @@ def make_torch_trainers(
     parts = dealt_out(w, data, plan.client_ids, plan.split_seed)
     rows = dict(zip(plan.client_ids, parts, strict=True))
     device = resolve_device(w.device)
+    new_model = partial(build_model, w.model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens)
     dealing = dealing_of(parts, dataset=w.dataset, examples=w.examples, split_seed=plan.split_seed)
 
     def trainer_of(client_id: str) -> Trainer:
         chain = BehaviourChain(plan.behaviours[client_id], seed=seed, client_id=client_id)
         held = data.train.take(rows[client_id])
         holding = holding_of(held, dealing)  # before a behaviour, which may change the examples
+        settings, method = chain.settings(w), method_of(w)
+        local = LocalData(chain.examples(held, data.classes), data.classes, holding, data.task)
         trainer = TorchTrainer(
-            build_model(w.model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens),
-            LocalData(chain.examples(held, data.classes), data.classes, holding, data.task),
-            chain.settings(w),
-            device=device,
-            seed=seed,
-            client_id=client_id,
-            method=method_of(w),
+            new_model(), local, settings, device=device, seed=seed, client_id=client_id, method=method
         )
         own: Trainer = trainer
         if batched is not None:
             own = batched.admit(client_id, trainer)
         elif captured is not None:
             own = captured.admit(trainer)
-        wrapped = chain.trainer(plan.paced(own, client_id, chain.settings(w)))
+        wrapped = chain.trainer(plan.paced(own, client_id, settings))
         return wrapped if batched is None else batched.outermost(client_id, wrapped)
 
     captured = CapturedSteps() if device.type == "cuda" and batched is None else None
     if device.type == "cuda":
-        model = build_model(w.model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens)
         of_first = LocalData(data.train.take(rows[client_ids[0]]), data.classes, task=data.task)
-        take_first_steps(model, of_first, w, device, method_of(w), captured, plan.trainers)
+        take_first_steps(new_model(), of_first, w, device, method_of(w), captured, plan.trainers)
     return {client_id: trainer_of(client_id) for client_id in client_ids}
 
 

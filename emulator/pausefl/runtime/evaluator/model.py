@@ -54,8 +54,7 @@ class Evaluator:
         self._model = self._build()
         self._model.to(self._device)  # a user's own `to` and `eval` need not return the model
         self._model.eval()
-        self._at_once = _MOST_AT_ONCE
-        self._classes = data.classes
+        self._at_once, self._classes, self.train_examples = _MOST_AT_ONCE, data.classes, len(data.train)
         found = _first_of(data)
         self._repeats: Callable[[], bool] = lambda: dataset in DATASETS or _first_of(load()) == found
         self._data_key, self._model_key = f'workload.dataset = "{dataset}"', f'workload.model = "{model}"'

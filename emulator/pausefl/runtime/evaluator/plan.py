@@ -33,6 +33,8 @@ class EvaluatorPlan:
     """TLS between server and evaluator; None: the connection is not encrypted."""
     dead_after_s: float
     """How long either of them may be silent before the other closes the connection."""
+    clients: int = 1
+    """How many clients share the training examples."""
 
     @property
     def subject(self) -> str:
@@ -56,8 +58,8 @@ def evaluator_plan(experiment: Experiment) -> EvaluatorPlan:
     if workload.model == "synthetic":
         raise ConfigError('workload.model = "synthetic": learns nothing that an evaluator could evaluate')
     seeds = experiment.experiment.seed_of("model"), experiment.experiment.seed_of("split")
-    dead_after_s = experiment.server.dead_after_s
-    return EvaluatorPlan(experiment.trained, *seeds, experiment.evaluation, experiment.tls.in_use(), dead_after_s)
+    tls, dead_after_s = experiment.tls.in_use(), experiment.server.dead_after_s
+    return EvaluatorPlan(experiment.trained, *seeds, experiment.evaluation, tls, dead_after_s, experiment.clients.count)
 
 
 class StoredTensor(NamedTuple):

@@ -40,10 +40,9 @@ def try_out(experiment: Experiment, say: Callable[[str], None]) -> list[str]:
         say('data and model were not tried: that needs pip install "pausefl[client]"')
         return noise
     check_is_here(workload.dataset)
-    plan = evaluator_plan(experiment)
     with told_in_one_line(workload, "making the data"):
         _deal_out(experiment)
-    initial = rehearsed_evaluator(plan, say, when="").initial
+    initial = rehearsed_evaluator(evaluator_plan(experiment), say, when="").initial
     return [_what_travels(initial, experiment.server.dead_after_s), *noise]
 
 

@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pausefl.experiment.client_records import method_of
@@ -32,6 +33,9 @@ def rehearsed_evaluator(plan: EvaluatorPlan, say: Callable[[str], None], when: s
     with told_in_one_line(plan.workload, f"one training step and one evaluation{when}"):
         if doubt := evaluator.rehearse(plan.workload, method_of(plan.workload)):
             say(doubt)
+    w, share = plan.workload, (plan.workload.examples or evaluator.train_examples) // plan.clients
+    if (taken := w.steps(share)) < (due := replace(w, max_steps=None).steps(share)):
+        say(f"workload.max_steps = {taken} ends each round: workload.epochs = {w.epochs} would take some {due:,} steps")
     return evaluator
 
 
@@ -54,9 +58,8 @@ def _told_with_place(error: BaseException, model: str, dataset: str) -> str:
     Otherwise with FILE:LINE of the model's or the data set's function, if the error came from its call or its result.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if frames and frames[-1].f_code.co_name == "load_dataset":  # the data set's function takes other arguments
+    last = frames[-1].f_code.co_name if frames else ""
+    if last == "load_dataset":  # the data set's function takes other arguments
         return with_place(error, [DATASETS.code_of(dataset)])
     is_of_model = any(frame.f_globals.get("__name__") == "torch.nn.modules.module" for frame in frames)
-    if is_of_model or (frames and frames[-1].f_code.co_name == "build_model"):
-        return with_place(error, [MODELS.code_of(model)])
-    return with_place(error)
+    return with_place(error, [MODELS.code_of(model)] if is_of_model or last == "build_model" else [])
