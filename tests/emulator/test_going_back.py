@@ -344,10 +344,13 @@ class Evaluator:
 
     def __init__(self, *accuracies: float | None) -> None:
         self._accuracies = list(accuracies)
+        self._on_all = 0
 
     async def __call__(self, _: Vector, *, subset: bool, patient: bool) -> Sequence[Evaluation]:
         if not subset:
-            return [Evaluation("validation", False, 10, 0.99, 1.0), Evaluation("test", False, 10, 0.5, 1.0)]
+            self._on_all += 1
+            test = Evaluation("test", False, 10, 0.5 / self._on_all, 1.0)
+            return [Evaluation("validation", False, 10, 0.99, 1.0), test]
         accuracy = self._accuracies.pop(0)
         if accuracy is None:
             raise EvaluatorLost("nobody answers")
@@ -406,10 +409,16 @@ async def test_an_interruption_rates_no_model_that_a_whole_run_would_not(tmp_pat
 
 
 async def test_of_equally_good_models_the_first_is_the_best_and_a_better_one_replaces_it(tmp_path: Path) -> None:
+    runs = set()
     for rounds, accuracies in ((2, (0.5, 0.5)), (4, (0.25, 0.5))):
         result, said = await evaluate(tmp_path, rounds, *accuracies)
         assert (best_of(result)[0], [message for message in said if "is gone" in message]) == (1, [])
-    await evaluate(tmp_path / "better", 2, 0.25, 0.5)
+        assert (result.final_evaluations[1].accuracy, result.best_evaluations[1].accuracy) == (0.5, 0.25)
+        with closing(Store(tmp_path / "run.db")) as store:
+            runs.add(store.meta("run_id"))
+    assert len(runs) == 1, "clients' ledgers know the run by its id"
+    result, _ = await evaluate(tmp_path / "better", 2, 0.25, 0.5)
+    assert result.best_evaluations == result.final_evaluations, "the last model is the best"
     result, _ = await evaluate(tmp_path / "better", 4, 0.875, 0.5)
     assert kept_in(tmp_path / "better") == (3, best_of(result)[2])
 

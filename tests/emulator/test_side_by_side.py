@@ -162,6 +162,7 @@ def test_a_run_is_given_up_where_each_of_its_jobs_is_lost_and_all_where_no_machi
 def test_what_cannot_be_played_so_is_one_line_and_leaves_nothing(
     words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SUBMITIT_LOG_LEVEL", "NOCONFIG")  # else its import ends the handlers of others
     (tmp_path / "bin/sbatch").parent.mkdir()
     if "mem" in words:
         (tmp_path / "bin/sbatch").touch(0o755)
