@@ -405,7 +405,7 @@ def test_no_run_of_a_campaign_counts_as_two_and_only_one_of_the_same_command_can
 
 
 def test_neither_a_run_nor_a_campaign_begins_in_the_others_folder(tmp_path: Path) -> None:
-    folder, run_dir = tmp_path / "campaign", tmp_path / "run"
+    folder, run_dir = tmp_path / "more/campaign", tmp_path / "run"
     sweep(folder)
     before = sorted(folder.iterdir())
     for go_there in (partial(pausefl.run, progress=False), lambda of, there: check_goes_on(in_force(of), there)):

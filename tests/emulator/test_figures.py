@@ -320,7 +320,7 @@ class Played:
 def test_every_epsilon_of_a_summary_counts_jobs_without_an_answer(run_dir: Path) -> None:
     clients = parse_experiment(NEWCOMERS).client_ids
     told, owed = summarised(run_dir), summarised(run_dir, *(LogEvent("unsettled", client_id) for client_id in clients))
-    for key in ("max_epsilon_spent", "median_epsilon_spent", "vector_epsilon_max"):
+    for key in ("max_epsilon_spent", "median_epsilon_spent", "vector_epsilon_max", "epsilon_at_delta"):
         assert owed[key] > told[key]
 
 

@@ -29,7 +29,7 @@ from pausefl.results.reading import (
     read_run,
 )
 from pausefl.results.report import plots, report_runs, write_report
-from pausefl.results.report.html import _headline, _swamped, in_ranges, run_page
+from pausefl.results.report.html import _headline, _schedule, _swamped, in_ranges, run_page
 from pausefl.results.report.style import rendered
 from pausefl_offline.latencies import latencies_of
 from pausefl_proto.errors import ConfigError
@@ -79,6 +79,11 @@ def test_columns_and_curves_are_those_of_the_views(run: RunData) -> None:
     total_latency_s, accuracy = run.curve("test")
     np.testing.assert_allclose(total_latency_s, [0.0, 0.8, 1.5])
     assert accuracy.tolist() == [0.1, 0.5, 0.7]
+    once = {"split": np.array(["test"] * 3), "subset": np.array([0, 1, 0]), "round": np.arange(3)}
+    once["accuracy"] = np.array([0.2, 0.3, 0.4])
+    assert replace(run, accuracy=once).curve("test", "round")[1].tolist() == [0.3], "not of the end of an interruption"
+    told = {"participation": np.array([1, 2, 1]), "epsilon": np.array([0.5, 0.25, 0.5])}
+    assert _schedule(replace(run, leakage=told)) == [(1, 0.5), (2, 0.25)]
 
 
 def test_every_figure_is_drawn_and_none_is_blank(reported: Path, run: RunData) -> None:
@@ -234,7 +239,10 @@ def test_a_run_without_privacy_says_so_and_a_time_scale_is_explained(tmp_path: P
     assert page.count("real seconds (time_scale 0.1)") == 5, "on each axis of times of the exchanges"
 
 
-def test_a_client_is_at_work_in_jobs_that_it_misses_and_in_failed_attempts(store: Store, tmp_path: Path) -> None:
+def test_a_client_is_at_work_in_jobs_that_it_misses_and_in_failed_attempts(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pausefl.results.reading._ROWS_AT_ONCE", 1)
     missed = {"misses": (Miss("b", "timeout", 2.0, 2.0, at_work_s=1.5),), "elapsed_s": 2.0}
     store.commit_round(record(1, observation("a", came_back_s=1.0), **missed))
     store.save_failed_attempt(record(2, **missed | {"elapsed_s": 4.0}))

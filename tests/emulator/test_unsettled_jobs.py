@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -211,6 +212,7 @@ def test_a_job_is_owed_once_and_settled_once_and_by_a_message_of_several_release
         jobs.add(attempt)
     jobs.settle([late])
     assert jobs.releases_at_most(table, BUDGET)["c"] == 7
+    assert jobs.releases_at_most(table, replace(BUDGET, epsilon_floor=BUDGET.epsilon(6)))["c"] == 6, "it pays no more"
     jobs.add(record(4, observation("c", participation=7)))
     assert jobs.releases_at_most(table, BUDGET)["c"] == 7, "its answer settles all jobs before"
     job, missed = unsettled("a", 1, 1), LogEvent("missed", "a")
