@@ -1,5 +1,6 @@
 """Progress events: one JSON form, written and read back. A reader that stops reading blocks no process."""
 
+import errno
 import io
 import json
 import os
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pausefl.runtime.processes.outbox import posted, posted_output
+from pausefl.runtime.terminal import printed_events
 from pausefl_process.events import (
     EVENT_TYPES,
     Done,
@@ -108,6 +110,32 @@ def test_text_is_written_by_a_thread_in_lines(capfd: pytest.CaptureFixture[str])
         print("and a half, ünd mehr\nthree", end="")
         print("warned", file=sys.stderr)
     assert capfd.readouterr() == ("one\ntwo and a half, ünd mehr\nthree", "warned\n")
+
+
+def test_output_goes_on_once_the_disk_has_room_again(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, full = os.write, [True] * 4
+
+    def write_if_there_is_room(file: int, data: bytes) -> int:
+        if full:
+            raise OSError(errno.ENOSPC, f"no room {full.pop()}")
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", write_if_there_is_room)
+    with printed_events("run") as report:
+        for _ in range(3):
+            report(Ready(1))
+        wait_for(lambda: len(full) == 1, "the writes")
+        with posted_output():
+            print("lost")
+            wait_for(lambda: not full, "the write")
+            print("kept")
+        report(Ready(4))
+    kept, ready = capfd.readouterr().out.splitlines()
+    assert (kept, json.loads(ready)["port"]) == ("kept", 4)
+    (told,) = (message for message in caplog.messages if "progress" in message)
+    assert "no room" in told
 
 
 def test_streams_without_a_descriptor_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

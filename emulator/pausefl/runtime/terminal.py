@@ -79,17 +79,19 @@ def of_output(report: Report) -> Report:
 
 
 def _while_read(report: Report) -> Report:
-    """Report until the reader has gone or the disk is full. Neither may end a process that others depend on."""
-    is_read = True
+    """Report while the disk has room, and until the reader has gone: neither may end a process others depend on."""
+    failed: OSError | None = None
 
     def show(event: ProgressEvent) -> None:
-        nonlocal is_read
+        nonlocal failed
         try:
-            if is_read:
+            if not isinstance(failed, BrokenPipeError):
                 report(event)
+                failed = None
         except OSError as error:
-            is_read = False
-            log.warning("progress is printed no more: %s", error)
+            if failed is None:
+                log.warning("progress is not printed: %s", error)
+            failed = error
 
     return show
 

@@ -166,12 +166,9 @@ class ProgressReporter(RunObserver):
 
     def _announce_end(self, budgets_end: int | None, m: int) -> None:
         """Report once when budgets are expected to end the run."""
-        rounds = self._settings.rounds
-        if budgets_end is not None and budgets_end < rounds and self._is_new("end"):
-            self.noticed(
-                f"privacy budgets are expected to be used up about round {budgets_end} of {rounds}:"
-                f" fewer than m = {m} clients would then be left"
-            )
+        if budgets_end is not None and budgets_end < (rounds := self._settings.rounds) and self._is_new("end"):
+            about = f"privacy budgets are expected to be used up about round {budgets_end} of {rounds}"
+            self.noticed(f"{about}: fewer than m = {m} clients would then be left")
 
     def _announce_doubts(self, record: RoundRecord) -> None:
         """Report once for each reason why measurements are suspect, and what to do."""

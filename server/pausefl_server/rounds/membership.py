@@ -145,8 +145,7 @@ class Membership:
 
     def withdraw_job(self, client_id: str) -> tuple[int, int] | None:
         """Withdraw a client's last job if it is unanswered and the client connected; returns the unanswered job."""
-        job = self._last_jobs.get(client_id)
-        if job is not None and (peer := self._peers.get(client_id)) is not None:
+        if (job := self._last_jobs.get(client_id)) is not None and (peer := self._peers.get(client_id)) is not None:
             peer.offer(pb.Withdraw(round=job[0], attempt=job[1]))
         return job
 

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, closing, contextmanager, redirect_stderr, redirect_stdout, suppress
 from queue import SimpleQueue
 from typing import Generic, TextIO, TypeVar
 
@@ -96,8 +96,9 @@ class _PostedLines(io.TextIOBase):
 
     def _write_out(self, text: str) -> None:
         data = text.encode("utf-8", "backslashreplace")
-        while data:
-            data = data[os.write(self._file, data) :]
+        with suppress(OSError):  # the reader has gone; or the disk is full, and may have room for later lines
+            while data:
+                data = data[os.write(self._file, data) :]
 
 
 class Outbox(Generic[Item]):
