@@ -157,7 +157,7 @@ def report(folder: str | Path, *, csv: bool = False, formats: Sequence[str] = ()
 
 @needs("server", "client")
 def validate(experiment: Experiment) -> list[str]:
-    """Try out data, partition, model and the user's own code without a run. Return what was found, a line each.
+    """Try out data, partition, model and training without a run, but no policy. Return what was found, a line each.
 
     Raises the ConfigError or PauseflError with which a run would end.
     """

@@ -168,6 +168,7 @@ wrong = lambda seed: data(Wrong())
 error = lambda seed: data(Error(1.0), classes=1)
 negated = lambda seed: data(Negated(1.0), classes=1)
 broadcast = lambda seed: data(Broadcast(1.0), classes=1)
+wide = lambda seed: data(Regression(1700.0), classes=1)
 inverse = lambda seed: data(Inverse(1.0), classes=1)
 counts = lambda seed: data(Counts(1e4), classes=1)
 """
@@ -225,6 +226,7 @@ def test_a_round_that_ends_before_its_epochs_is_told(steps: int, said: list[str]
         ("workload.dataset=tried_out:unreduced", "Unreduced.loss of the data set's task, must return a scalar tensor"),
         ("workload.dataset=tried_out:nan", "of NaN before any training is nan on average; must be finite"),
         ("workload.dataset=tried_out:later_nan", "LaterNaN after one training step is nan on average; must be finite"),
+        ("workload.dataset=tried_out:wide", ": Regression.variance = 1700; its targets' is 833.25"),
         ("workload.dataset=tried_out:error", 'the score "MAE" of Error before any training is '),
         ("workload.dataset=tried_out:negated", "of Negated gives 0 for outputs that equal their targets"),
         ("workload.dataset=tried_out:wrong", "of Wrong gives 0 for outputs that equal their targets"),

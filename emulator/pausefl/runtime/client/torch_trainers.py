@@ -46,13 +46,11 @@ def make_torch_trainers(
         trainer = TorchTrainer(
             new_model(), local, settings, device=device, seed=seed, client_id=client_id, method=method
         )
-        own: Trainer = trainer
         if batched is not None:
-            own = batched.admit(client_id, trainer)
-        elif captured is not None:
-            own = captured.admit(trainer)
-        wrapped = chain.trainer(plan.paced(own, client_id, settings))
-        return wrapped if batched is None else batched.outermost(client_id, wrapped)
+            admitted = batched.admit(client_id, trainer)
+            return batched.outermost(client_id, chain.trainer(plan.paced(admitted, client_id, settings)))
+        own: Trainer = trainer if captured is None else captured.admit(trainer)
+        return chain.trainer(plan.paced(own, client_id, settings))
 
     captured = CapturedSteps() if device.type == "cuda" and batched is None else None
     if device.type == "cuda":

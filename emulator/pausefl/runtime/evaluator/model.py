@@ -19,7 +19,7 @@ from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.model_vector import STORED, ModelVector, bytes_of, constants, tied, trained_parameters
 from pausefl_client.training.models import build_model
 from pausefl_client.training.random_layers import RandomLayers
-from pausefl_client.training.tasks import Classification, by_prediction
+from pausefl_client.training.tasks import Classification, Regression, by_prediction
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device, use_one_thread
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.draws import generator, stable_hash
@@ -59,6 +59,7 @@ class Evaluator:
         self._repeats: Callable[[], bool] = lambda: dataset in DATASETS or _first_of(load()) == found
         self._data_key, self._model_key = f'workload.dataset = "{dataset}"', f'workload.model = "{model}"'
         self._task = data.task or Classification()
+        self._spread = float(data.train.labels.var()) if type(self._task) is Regression else math.inf
         self._metric = str(getattr(self._task, "metric", "score"))
         self._score_key = f'{self._data_key}: the score "{self._metric}" of {type(self._task).__name__}'
         self._random_layers = RandomLayers(self._model, self._device, self._task)
@@ -164,6 +165,8 @@ class Evaluator:
                 raise ConfigError(f"{self._data_key}: {name}.{found[1]}")
             if type(self._task) is Classification and (label := split.labels.max()) >= self._classes:
                 raise ConfigError(f"{self._data_key}: {name} has a label {label}; must be below {self._classes}")
+        if type(self._task) is Regression and (stated := self._task.variance) > 2 * self._spread:  # R² near 1
+            raise ConfigError(f"{self._data_key}: Regression.variance = {stated:g}; its targets' is {self._spread:g}")
         self._check_finite(self.initial.theta_0, "before any training")
         self._at_once = self._fitting(sample)
         self._fill(self.initial.theta_0)
