@@ -67,7 +67,7 @@ class _ClientProcess:
     restarts: int = 0
     """How often the process was restarted in a row."""
     starts_at_s: float = 0.0
-    """When the process was started, or is to be restarted (monotonic clock)."""
+    """When the process is to be restarted, or was the last time (monotonic clock); 0 if it never was."""
 
     def has_left(self, round: int) -> bool:
         """Whether its clients have left for good by this round."""
@@ -279,7 +279,6 @@ class Fleet:
             arguments = (own, client_ids, self._address, self._run_dir, events, theirs)
             client.process = forked_client(name, run_client_process, *arguments, needs_torch=torch)
             start(client.process)
-            client.starts_at_s = time.monotonic()
             self._running[client.process.sentinel] = client.process
             for end in (theirs, events):
                 if end is not None:
