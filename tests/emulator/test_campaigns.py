@@ -22,16 +22,8 @@ from pausefl.experiment.in_force import in_force
 from pausefl.experiment.toml_source import read_source
 from pausefl.results.report.sweep import caveats, draw_sweep, write_sweep
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, check_goes_on
-from pausefl.studies.campaign import (
-    CampaignInterrupted,
-    Plan,
-    Planned,
-    begin,
-    check_all_played,
-    is_finished,
-    read_plan,
-    unfinished,
-)
+from pausefl.studies import campaign
+from pausefl.studies.campaign import CampaignInterrupted, Plan, Planned, begin, is_finished, read_plan
 from pausefl.studies.compare import _planned, compare_runs, resume_comparison
 from pausefl.studies.executors import side_by_side
 from pausefl.studies.playing import OneByOne, Player
@@ -338,13 +330,13 @@ def test_a_damaged_run_is_left_out_and_the_others_are_compared(tmp_path: Path) -
             assert again.seeds == [1]
             assert again.warning.startswith("without all-seed2")
         with pytest.raises(ConfigError, match=said):
-            unfinished([Planned("all-seed2", experiment())], tmp_path, "compare")
+            campaign.unfinished([Planned("all-seed2", experiment())], tmp_path, "compare")
         (damaged / name).write_bytes(before)
     assert resume_comparison(tmp_path, ALONE).rows == played.rows
     names = [run.name for run in _planned(read_plan(tmp_path, "compare"), tmp_path)]
     assert names == ["random-seed1", "all-seed1", "random-seed2", "all-seed2"], "seed by seed"
     with refused("1 of 2 runs have no results; lost: killed; go on with: pausefl", PauseflError):
-        check_all_played([damaged], {"lost": PauseflError("killed")}, "pausefl", print)
+        campaign.check_all_played([damaged], {"lost": PauseflError("killed")}, "pausefl", print)
 
 
 def test_neither_a_run_nor_a_campaign_goes_on_with_other_measured_latencies(tmp_path: Path) -> None:

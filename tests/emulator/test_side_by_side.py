@@ -114,36 +114,21 @@ def test_an_executor_that_is_lost_is_told_with_the_way_on(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == [CAMPAIGN_PLAN], "nothing to tabulate or to draw"
 
 
-class Losing(Executor):
-    """An executor whose jobs all end with this error."""
+def test_lost_jobs_are_handed_in_again_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(*of: Any) -> Executor:
+        asked.append(of)
+        return ThreadPoolExecutor(1)
 
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        future: Future[Any] = Future()
-        future.set_exception(self._error)
-        return future
-
-
-def test_a_run_is_given_up_where_each_of_its_jobs_is_lost_and_all_where_no_machine_can_play(
-    tmp_path: Path,
-) -> None:
-    said, asked = list[str](), list[tuple[Path, bool]]()
-    runs = [Planned("run", experiment().replace({"experiment.clock": "real"}))]
-
-    def losing(error: Exception, *asked_for: Any) -> Any:
-        asked.append(asked_for)
-        return nullcontext(Losing(error))
-
-    player = OnExecutor(partial(losing, OSError("killed")), said.append, has_whole_nodes=True)
-    missing = player.play(runs, tmp_path)
-    assert str(missing["run"]) == "its job was lost (OSError: killed) (4 times)"
-    again = "run: its job was lost (OSError: killed); it goes on in another job"
-    assert said == [again, again, again, f"run: {missing['run']} (1 of 1)"]
-    assert asked == [(tmp_path, True)], "runs on the real clock need machines of their own"
-    with refused("the executor's machines cannot play it (ImportError: x); is the same pausefl there?"):
-        replace(player, executor=partial(losing, ImportError("x"))).play(runs, tmp_path)
+    said, asked = list[str](), list[Any]()
+    player = OnExecutor(opened, said.append, has_whole_nodes=True)
+    play = partial(player.play, [Planned("run", experiment().replace({"experiment.clock": "real"}))], tmp_path)
+    monkeypatch.setattr(Job, "__call__", lambda *_: Path("/nowhere").stat())
+    assert str(play()["run"]).endswith("'/nowhere') (4 times)")
+    assert [line.endswith("; it goes on in another job") for line in said] == [True, True, True, False]
+    assert (said[-1][-9:], asked) == (" (1 of 1)", [(tmp_path, True)]), "on the real clock: machines of their own"
+    monkeypatch.setattr(Job, "__call__", lambda *_: os.nothing)  # type: ignore[attr-defined]  # on purpose
+    with refused("the executor's machines cannot play it (AttributeError: "):
+        play()
 
 
 @pytest.mark.parametrize(

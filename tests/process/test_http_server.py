@@ -15,8 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -32,7 +30,6 @@ from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
 from pausefl_server.records import Evaluation
 from pausefl_server.selection.policies.baselines import All
-from pausefl_server.service import server_probes
 from pausefl_server.settings import MetricsSettings
 from rigs.federation import Federation, answer_of, clients, federation, hello, raw_stream, take_a_job
 from rigs.waiting import wait_for
@@ -319,13 +316,6 @@ async def test_a_server_without_a_working_store_is_not_healthy(tmp_path: Path, m
         await told(f"{base}/healthz", (503, "a write takes 0 s so far"))
         stuck.set()
         await run.finished()
-
-
-async def test_a_server_says_why_it_is_not_healthy_or_not_ready() -> None:
-    telemetry: Any = SimpleNamespace(now=SimpleNamespace(status="running", connected=0))
-    routes = server_probes(telemetry, lambda: 11.0, lambda: False)
-    said = [list(routes[path]({}).body) for path in ("/healthz", "/readyz")]
-    assert said == [[b"a write takes 11 s so far\n"], [b"no client is connected\n"]]
 
 
 async def test_a_process_whose_event_loop_stands_still_is_not_healthy() -> None:
