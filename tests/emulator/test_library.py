@@ -57,12 +57,9 @@ def test_a_run_answers_with_data(run: pausefl.Run) -> None:
 
 def test_a_run_counts_its_clients_examples_as_they_are(tmp_path: Path) -> None:
     """Some count for less where a client states many more than the median."""
-    skewed = {
-        "workload.partition": {"kind": "dominant-label", "concentration": 0.1, "dominant_share": 0.1},
-        "evaluation.every": 1,
-    }
-    few = {**TINY, **skewed, "experiment.clock": "virtual", "experiment.rounds": 1, "workload.model": "mlp"}
-    summary = pausefl.run(pausefl.load("demo", few | {"workload.step_s": 0.01}), tmp_path / "run").summary
+    skewed = {"workload.partition": {"kind": "dominant-label", "concentration": 0.1, "dominant_share": 0.1}}
+    few = {**TINY, **skewed, "experiment.clock": "virtual", "workload.model": "mlp", "workload.step_s": 0.01}
+    summary = pausefl.run(pausefl.load("demo", few), tmp_path / "run").summary
     assert summary["capped"]
     assert summary["data"] == "digits, examples: 1,200 with the clients, 297 for validation, 300 to test on"
 
