@@ -70,6 +70,7 @@ def test_an_experiment_is_loaded_from_tables_and_from_another_and_is_not_changed
     assert (told.clients.count, told.selection.m, told.privacy.eta) == (4, 2, 1.0)
     changed = pausefl.load(told, {"clients.groups.slow.count": 3}).replace({"clients.groups.slow.count": 5})
     assert (changed.clients.count, told.clients.count, changed.workload.model) == (5, 4, "synthetic")
+    assert changed.replace({"clients.groups": {}}).clients.count == 5
     with pytest.raises(ConfigError, match=r"^selection\.m = 9: must be at most clients\.count = 4$"):
         told.replace({"selection.m": 9})
     for table in (told, told.selection, told.privacy):

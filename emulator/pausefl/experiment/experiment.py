@@ -169,7 +169,10 @@ class Experiment(TomlTable):
         document = self.model_dump(mode="json", exclude_unset=True, exclude_none=True)
         if self.clients.groups or any(str(override).startswith("clients.groups") for override in overrides):
             document.get("clients", {}).pop("count", None)  # it is summed again over the groups
-        return experiment_of(document_of(tomli_w.dumps(document), overrides))
+        changed = document_of(tomli_w.dumps(document), overrides)
+        if isinstance(clients := changed.setdefault("clients", {}), dict):
+            clients.setdefault("count", self.clients.count)  # no group is left
+        return experiment_of(changed)
 
     def __repr__(self) -> str:
         each = f"rounds of {self.selection.m} of"
