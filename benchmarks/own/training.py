@@ -118,6 +118,8 @@ def _case(preset: str, steps: int, path: Path) -> dict[str, Any]:
         ModelVector(model()).values(),
     )
 
+    states.recall(ReleaseKey("bench", 1, 1, ""))
+
     def train(round: int) -> None:
         trainer.train(theta, round=round)
 
