@@ -195,7 +195,7 @@ def found(*settings: str) -> str:
 def test_a_round_that_ends_before_its_epochs_is_told(steps: int, said: list[str]) -> None:
     told = list[str]()
     try_out(parse_experiment("", {"workload.epochs": 60, "workload.max_steps": steps}), told.append)
-    assert [text.removeprefix("workload.").removesuffix(" would take some 120 steps") for text in told] == said
+    assert [text.removeprefix("workload.").removesuffix(" is about 120 steps") for text in told] == said
 
 
 @pytest.mark.usefixtures("here")

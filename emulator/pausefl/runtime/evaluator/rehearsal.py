@@ -34,8 +34,8 @@ def rehearsed_evaluator(plan: EvaluatorPlan, say: Callable[[str], None], when: s
         if doubt := evaluator.rehearse(plan.workload, method_of(plan.workload)):
             say(doubt)
     w, share = plan.workload, (plan.workload.examples or evaluator.train_examples) // plan.clients
-    if w.max_steps == (own := Workload.max_steps) and w.steps(share) < (due := replace(w, max_steps=None).steps(share)):
-        say(f"workload.max_steps = {own} ends each round: workload.epochs = {w.epochs} would take some {due:,} steps")
+    if w.max_steps == Workload.max_steps and w.steps(share) < (due := replace(w, max_steps=None).steps(share)):
+        say(f"workload.max_steps = {w.max_steps} ends each round: workload.epochs = {w.epochs} is about {due:,} steps")
     return evaluator
 
 
