@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -161,12 +161,18 @@ def terminated_later() -> Iterator[None]:
 def _client(task: _Task, results: "Connection[Any, Any]") -> None:
     die_with_parent()
     ignore_interrupts()
+    with suppress(BrokenPipeError):  # an error of the other run has ended the audit
+        results.send(_measured(task))
+
+
+def _measured(task: _Task) -> Witness | str:
+    """The measurements of one client process, or a text that says why there are none."""
     try:
-        results.send(_witness(task))
+        return _witness(task)
     except PauseflError as error:
-        results.send(str(error))
+        return str(error)
     except OWN_CODE_ERRORS as error:
-        results.send(with_place(error, [task.plan.training.workload.model]))
+        return with_place(error, [task.plan.training.workload.model])
 
 
 def _witness(task: _Task) -> Witness:

@@ -335,6 +335,21 @@ def test_a_model_of_ones_own_that_fails_is_one_line_with_its_place(tmp_path: Pat
     assert f"RuntimeError: no such shape ({tmp_path / 'broken.py'}:2)" in line
 
 
+def test_a_client_that_has_measured_after_the_audit_ended_says_nothing() -> None:
+    """The error of one run ends the audit; the other run's client then had nobody to send to: a traceback."""
+    script = """
+import multiprocessing
+from pausefl_audit import runs
+
+ours, theirs = multiprocessing.Pipe(duplex=False)
+ours.close()
+runs._measured = lambda task: "measured"
+runs._client(None, theirs)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_run_of_an_audit_that_is_to_end_first_finishes_what_it_starts() -> None:
     """Otherwise its fork server got half a request, and printed a traceback beside the error's line."""
     script = """
