@@ -10,7 +10,8 @@ import pytest
 
 from pausefl_server.search import annealing, brute_force
 from pausefl_server.search.annealing import Cooling, anneal, anneal_additive
-from pausefl_server.selection.set_values import Additive, LabelDiversity, Recomputed
+from pausefl_server.selection.policies.pause import Choice
+from pausefl_server.selection.set_values import LabelDiversity, Recomputed
 from rigs.clock import Clock
 from rigs.policies import Play, context_of, policy_of
 
@@ -35,8 +36,9 @@ def run(task: dict[str, Any], neighbourhood: str, cooling: Cooling, seed: int = 
     return anneal_additive(*chain, task["cluster"], task["marginal"], np.zeros(3, np.int64))
 
 
-def additive(task: dict[str, Any]) -> Additive:
-    return Additive(task["value"], task["cluster"], task["marginal"])
+def additive(task: dict[str, Any]) -> Recomputed:
+    terms = {name: task[name] for name in ("ucb", "g", "p", "value", "cluster", "marginal")}
+    return Recomputed(Choice(len(task["start"]), np.arange(len(task["ucb"])), **terms).worth)
 
 
 def energy(task: dict[str, Any], rows: Any) -> float:
@@ -109,7 +111,7 @@ def test_a_cold_chain_never_accepts_a_worse_set() -> None:
     task = problem(2, n=30, m=5)
     energies = [energy(task, task["start"])]
 
-    class Watched(Additive):
+    class Watched(Recomputed):
         current = frozenset(task["start"].tolist())
 
         def swap(self, out: int, incoming: int) -> None:
@@ -117,7 +119,7 @@ def test_a_cold_chain_never_accepts_a_worse_set() -> None:
             self.current = (self.current - {out}) | {incoming}
             energies.append(energy(task, sorted(self.current)))
 
-    watched = Watched(task["value"], task["cluster"], task["marginal"])
+    watched = Watched(additive(task).reset)
     anneal(task["ucb"], watched, task["start"], (task["ucb"],), Cooling(1e-12, 2000), 5, Clock())
     assert len(energies) > 3
     assert (np.diff(energies) >= -1e-12).all()

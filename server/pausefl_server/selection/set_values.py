@@ -68,36 +68,6 @@ class Recomputed:
         self._rows = np.where(self._rows == out, incoming, self._rows)
 
 
-class Additive:
-    """Σ value − cluster penalty as a `SetValue`: a mean term (R1 or R2) when the other term is no mean."""
-
-    def __init__(self, value: FloatArray, cluster: IntArray, marginal: FloatArray) -> None:
-        self._value, self._cluster = value.tolist(), cluster.tolist()
-        self._costs, self._counts, self._total = marginal.tolist(), dict.fromkeys(cluster.tolist(), 0), 0.0
-
-    def reset(self, rows: IntArray) -> float:
-        self._counts, self._total = dict.fromkeys(self._counts, 0), 0.0
-        for row in rows.tolist():
-            self._total += self._value[row] - self._cost(self._counts[self._cluster[row]])
-            self._counts[self._cluster[row]] += 1
-        return self._total
-
-    def swapped(self, out: int, incoming: int) -> float:
-        left, joined = self._cluster[out], self._cluster[incoming]
-        gain = self._value[incoming] - self._value[out]
-        if left != joined:
-            gain += self._cost(self._counts[left] - 1) - self._cost(self._counts[joined])
-        return self._total + float(gain)
-
-    def swap(self, out: int, incoming: int) -> None:
-        self._total = self.swapped(out, incoming)
-        self._counts[self._cluster[out]] -= 1
-        self._counts[self._cluster[incoming]] += 1
-
-    def _cost(self, rank: int) -> float:
-        return float(self._costs[min(rank, len(self._costs) - 1)])
-
-
 @dataclass(frozen=True)
 class Weighted:
     """Σ weight · part as a `SetValue`. The chain knows only the free rows; the forced rows are added to each set."""

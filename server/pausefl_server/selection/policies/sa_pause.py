@@ -1,7 +1,7 @@
 """SA-PAUSE: the choice of PAUSE by simulated annealing (PAUSE v2, Algorithm 3), for any Φ_g and Φ_p."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ from pausefl_proto.number_types import Positive, Whole
 from pausefl_server.search import Problem, SetValue, pivot_and_fill
 from pausefl_server.selection.base import Context
 from pausefl_server.selection.policies.pause import Choice, Pause
-from pausefl_server.selection.set_values import Additive, Weighted, factory_named, made
+from pausefl_server.selection.set_values import Recomputed, Weighted, factory_named, made
 
 OMEGA = 1e-6
 """ω of PAUSE v1, eq. (19). It keeps C above 0 if all users are alike; also for the printed formula with α = γ = 0."""
@@ -115,7 +115,8 @@ class SaPause(Pause):
             (self.gamma, self.phi_p, choice.p, no_penalty),
         ):
             if phi == "mean":
-                parts.append((1.0, Additive(weight * term / choice.m, choice.cluster, marginal)))
+                of_mean = replace(choice, value=weight * term / choice.m, marginal=marginal)
+                parts.append((1.0, Recomputed(of_mean.worth)))
             else:
                 parts.append((weight, made(phi, context, choice.rows)))
         return Weighted(tuple(parts), free, choice.forced)
