@@ -35,6 +35,7 @@ def drawn(comparison: Comparison) -> Figure:
 
 def test_time_to_the_common_accuracy_and_what_it_saves(runs: Runs) -> None:
     comparison = compare(runs)
+    assert comparison != compare(runs)  # which compares no arrays
     assert (comparison.baseline, comparison.common_accuracy) == ("random", 0.75)
     pause, random = comparison.rows
     assert pause.time_to_common_s == Spread.of([3.0, 6.0, 9.0])

@@ -123,7 +123,7 @@ class ExchangeTable(Mapping[str, NDArray[Any]]):
             return read_columns(database, query.format(view=self._view), *values)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RunData:
     """One run on disk. Each table has the name and the columns of a view of run.db, except `clients`."""
 

@@ -16,7 +16,7 @@ _BOUNDING = ("unneeded", "timeout")
 _AS_SAID = Reading()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ClientLatencies:
     """One client's latencies in the order in which they were measured."""
 

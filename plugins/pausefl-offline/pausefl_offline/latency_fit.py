@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _TAU_MIN_LEVEL = 0.01
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LatencyFit:
     """Latency laws fitted to a fleet's latencies, and an experiment that uses them."""
 

@@ -8,12 +8,14 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from textwrap import shorten
 
 from pausefl_process.files import is_at
 from pausefl_proto.errors import PauseflError
 
 _MOST_LOG_BYTES = 64 << 20
 _ROTATE_EVERY_S = 5.0
+_MOST_QUOTED = 300
 _ENDED = " ended (exit code "
 
 
@@ -81,5 +83,6 @@ def how_it_ended(exit_code: int | None, log: Path) -> str:
     seen = " before it had a log"
     with suppress(OSError):
         lines = log.read_text("utf-8", "replace").strip().splitlines()
-        seen = f", see {log}: {next((line for line in lines[::-1] if _ENDED not in line), 'its log is empty')}"
+        last = next((line for line in lines[::-1] if _ENDED not in line), "its log is empty")
+        seen = f", see {log}: {shorten(last, _MOST_QUOTED, placeholder=' …')}"
     return f" (exit code {exit_code}){seen}"

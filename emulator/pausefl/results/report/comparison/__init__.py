@@ -41,7 +41,7 @@ _FEWEST_EVALUATIONS = 3
 _IGNORED = {"selection.policy", "experiment.seed", "experiment.observers"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Comparison:
     """A comparison of several policies, each of which was run once per seed."""
 
