@@ -220,8 +220,9 @@ def _choices_ahead(state: RunState, setting: Setting) -> Iterator[IntArray]:
     policy, context = state.policy, context_of(setting.server, state, setting.oracle, 1, 0)
     if type(policy) not in _AHEAD:
         return repeat(np.empty(0, np.int64))
-    if isinstance(policy, Random | Clustered) and len(context.eligible) > policy.m:
-        return policy.draws(context, (generator(setting.server.seed, "selection", t, 0) for t in count(1)))
+    if isinstance(policy, Random | Clustered):
+        rngs = (generator(setting.server.seed, "selection", t, 0) for t in count(1))
+        return (policy.select(None, replace(context, rng=rng)).rows for rng in rngs)
     return repeat(policy.select(None, context).rows)
 
 
