@@ -92,7 +92,7 @@ def test_the_compiled_chain_and_the_one_in_python_take_the_same_steps(neighbourh
 def test_long_cooling_finds_the_optimum(m: int, neighbourhood: str) -> None:
     for seed in range(3):
         task = problem(seed, m=m)
-        best = brute_force(task["ucb"], task["value"], m, task["cluster"], 0.3)
+        best = brute_force(task["ucb"], task["value"], m, task["cluster"], task["marginal"])
         found, steps = run(task, neighbourhood, Cooling(0.3, 20_000))
         assert steps == 20_000
         assert energy(task, found) == pytest.approx(energy(task, best))
@@ -101,7 +101,7 @@ def test_long_cooling_finds_the_optimum(m: int, neighbourhood: str) -> None:
 def test_the_best_set_seen_is_returned_even_if_the_chain_leaves_it() -> None:
     """The chain accepts every swap, so it leaves its start, which is the optimum."""
     task = problem(0)
-    task["start"] = brute_force(task["ucb"], task["value"], 4, task["cluster"], 0.3)
+    task["start"] = brute_force(task["ucb"], task["value"], 4, task["cluster"], task["marginal"])
     found, _ = run(task, "swap", Cooling(1e9, 1000))
     assert found.tolist() == task["start"].tolist()
 

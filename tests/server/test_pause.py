@@ -29,7 +29,8 @@ SPREAD = f"{__name__}:spread_of_positions"
 
 
 def test_pause_takes_the_optimum_of_equation_14() -> None:
-    for reward in ({"reward": "R1"}, {"reward": "R2", "clusters": 4, "rho": 0.05}):
+    under_r2: dict[str, Any] = {"reward": "R2", "clusters": 4}
+    for reward in ({"reward": "R1"}, under_r2 | {"rho": 0.05}, under_r2 | {"rho": [0.01, 0.05]}):
         exact, brute = Play(Pause(M, **reward)).rounds(5), PauseBrute(M, **reward)
         for _ in range(25):
             context = context_of(exact.table, len(exact.records) + 1)

@@ -15,7 +15,6 @@ from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.selection import Context, Oracle, Policy, PolicyObservation, PolicyRound, Selection
 from pausefl_server.selection.observed import seen_by_policy
-from pausefl_server.selection.policies.brute import PauseBrute
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.sa_pause import SaPause
 from pausefl_server.state import RunState, replay
@@ -146,7 +145,6 @@ def test_parameters_are_frozen_and_m_is_checked(case: str) -> None:
         (Pause, {"rho": [0.3, 0.1]}, "rho = \\[0.3, 0.1\\]: must be .* non-decreasing"),
         (Pause, {"rho": []}, "rho = \\[\\]: must be"),
         (Pause, {"window": 5, "discount": 0.9}, "window = 5: must be 0 where discount is not 1"),
-        (PauseBrute, {"rho": [0.1, 0.2]}, "rho = \\[0.1, 0.2\\]: must be a number"),
         (SaPause, {"time_cap_s": 0.0}, "time_cap_s = 0.0: must be above 0"),
         (SaPause, {"phi_g": "median"}, "phi_g = 'median': must be"),
         (SaPause, {"phi_p": "no_such:phi"}, "phi_p = 'no_such:phi': ModuleNotFoundError: No module named"),

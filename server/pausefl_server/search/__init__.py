@@ -10,11 +10,9 @@ values seen, and remember the threshold at which u + their sum was greatest.
 Common to all searches: ucb and value are float64 of shape (K,), value finite; ucb may be +inf. `forced` lists rows that
 must be in the set; the rest is the optimum given them. If every possible minimum is +inf, the greatest Σ v − penalty
 wins. Of equal rows, the lowest index wins. The result is sorted int64 of shape (m,). Sums are running sums in float64,
-so sets whose energies differ only by rounding count as equal. ValueError for NaN, -inf, m < 1, m > K, bad rows, and a
-penalty that is not a finite number of at least 0.
+so sets whose energies differ only by rounding count as equal. ValueError for NaN, -inf, m < 1, m > K and bad rows.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -77,9 +75,7 @@ def convex_pivot_and_fill(
     """
     from pausefl_server.search import kernels
 
-    costs = np.asarray(marginal, np.float64)
-    if costs.ndim != 1 or costs.size == 0 or not np.isfinite(costs).all() or (np.diff(costs) < 0).any():
-        raise ValueError(f"marginal = {marginal}: must be finite and non-decreasing, one cost or more")
+    costs = _costs(marginal)
     problem = Problem.of(ucb, value, m, forced)
     if problem.places == 0:
         return problem.forced
@@ -94,28 +90,25 @@ def brute_force(
     ucb: npt.ArrayLike,
     value: npt.ArrayLike,
     m: int,
-    cluster: npt.ArrayLike | None = None,
-    penalty: float = 0.0,
+    cluster: npt.ArrayLike,
+    marginal: Sequence[float] | FloatArray,
     forced: Rows = (),
 ) -> IntArray:
-    """An optimal set, found by trying all sets. It checks the other searches. O(binomial(K, m) · m)."""
+    """The optimum of `convex_pivot_and_fill`, found by trying all sets, to check it. O(binomial(K, m) · m)."""
     from pausefl_server.search import kernels
 
-    if not (math.isfinite(penalty) and penalty >= 0):
-        raise ValueError(f"penalty = {penalty}: must be a finite number, at least 0")
+    costs = _costs(marginal)
     problem = Problem.of(ucb, value, m, forced)
-    cluster, held = problem.clusters(np.zeros(problem.size, np.int64) if cluster is None else cluster)
-    positions = kernels.best_combination(
-        problem.ucb, problem.value, problem.places, cluster, np.array([0.0, penalty]), held
-    )
-    return problem.with_forced(positions)
+    cluster, held = problem.clusters(cluster)
+    rows = problem.ucb, problem.value, problem.places, cluster
+    return problem.with_forced(kernels.best_combination(*rows, costs, held))
 
 
 def warm_up() -> None:
     """Load the compiled kernels, or compile them if they are not cached (about 2 s), so that no round is delayed."""
-    ucb, value = np.array([1.0, 2.0, np.inf]), np.zeros(3)
-    convex_pivot_and_fill(ucb, value, 2, np.array([0, 1, 1]), (0.0, 1.0))
-    brute_force(ucb, value, 2)
+    problem = np.array([1.0, 2.0, np.inf]), np.zeros(3), 2, np.array([0, 1, 1]), (0.0, 1.0)
+    convex_pivot_and_fill(*problem)
+    brute_force(*problem)
 
 
 @dataclass(frozen=True)
@@ -176,6 +169,13 @@ class Problem:
         if self.free is None:
             return np.sort(positions)
         return np.sort(np.concatenate((self.forced, self.free[positions])))
+
+
+def _costs(marginal: Sequence[float] | FloatArray) -> FloatArray:
+    costs = np.asarray(marginal, np.float64)
+    if costs.ndim != 1 or costs.size == 0 or not np.isfinite(costs).all() or (np.diff(costs) < 0).any():
+        raise ValueError(f"marginal = {marginal}: must be finite and non-decreasing, one cost or more")
+    return costs
 
 
 def _adjusted(

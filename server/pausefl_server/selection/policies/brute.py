@@ -17,24 +17,18 @@ MOST_SETS = 10_000_000
 class PauseBrute(Pause):
     """PAUSE (PAUSE v2, eq. (14)), solved by trying every set. Refuses more than 10⁷ sets in a round."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.rho, int | float):
-            raise ValueError(f"rho = {self.rho}: must be a number; prices that grow are for pause and sa-pause")
-
     def check_clients(self, client_ids: Sequence[str], at_once: int) -> None:
         """Raise ConfigError if `at_once` clients make more than 10⁷ sets."""
         super().check_clients(client_ids, at_once)
         _sets_to_try(at_once, self.m)
 
     def warm_up(self) -> None:
-        brute_force([1.0, 2.0], [0.0, 0.0], 1)
+        brute_force([1.0, 2.0], [0.0, 0.0], 1, [0, 0], [0.0])
 
     def _search(self, choice: Choice, context: Context) -> tuple[IntArray, dict[str, float]]:
         free, places = len(choice.rows) - len(choice.forced), choice.m - len(choice.forced)
         sets = _sets_to_try(free, places)
-        penalty = float(choice.marginal[-1])
-        positions = brute_force(choice.ucb, choice.value, choice.m, choice.cluster, penalty, choice.forced)
+        positions = brute_force(choice.ucb, choice.value, choice.m, choice.cluster, choice.marginal, choice.forced)
         return positions, {"energy": choice.finite().energy(positions), "sets": float(sets)}
 
 
