@@ -105,7 +105,6 @@ class RunResult:
     """The evaluations of the best model on the full sets; empty if none was rated."""
     stopped_because: str
     outcome: Outcome
-    rejected_updates: int
 
 
 @dataclass(frozen=True)
@@ -145,14 +144,15 @@ async def serve(
             store = ending.enter_context(closing(Store(folder / "run.db")))
             checkpoint = ending.enter_context(closing(Checkpoint(folder / "checkpoints", settings.models_kept)))
             settings = replace(settings, run_id=_run_id(store, settings.run_id))
-            telemetry = Telemetry(settings, is_watched=endpoints.metrics is not None)
-            observer = Observers(telemetry, ProgressReporter(settings, report))
+            telemetry = Telemetry(settings)
+            watching = [telemetry] if endpoints.metrics is not None else []  # without readers, it only costs time
+            observer = Observers(*watching, ProgressReporter(settings, report))
             models = StoredModels(store, checkpoint, theta_0)
             start = restore(
                 settings,
                 policy,
                 models,
-                after_each=telemetry.replayed,
+                after_each=telemetry.replayed if watching else lambda *_: None,
                 back_to=back_to,
                 say=observer.noticed,
                 forget=outputs.forget,
@@ -165,6 +165,8 @@ async def serve(
             best_so_far, missing = picked_up(told, due, file, models.theta, store.model_digest, observer.noticed)
         platform.goes_on(start.state.wall_clock_s)
         telemetry.resumed(told, budgets_end(start.state, settings) if start.state.round else None)
+        for had_s in store.add_broken_off(0, {}):
+            telemetry.broken_off(had_s)
         store_actor = StoreActor(store, checkpoint, settings.checkpoint_every)
         if endpoints.metrics is not None:
             probes = server_probes(telemetry, lambda: store_actor.busy_s, interruption.asked.is_set)
@@ -204,7 +206,6 @@ async def serve(
             best,
             stopped_because=coordinator.stopped_because,
             outcome=coordinator.outcome,
-            rejected_updates=telemetry.now.rejected,
         )
         with _disk_errors(folder):
             await asyncio.to_thread(outputs.keep, result)

@@ -280,7 +280,7 @@ def summarised(run_dir: Path, *late: LogEvent) -> dict[str, Any]:
     with closing(Store(run_dir / "run.db", verify=False)) as store:
         state = replay(RunState.start(policy, 1), store.rounds(), unfinished=store.log().failed_attempts())
         tally = RunTally(store.log(), store.log().failed_attempts(), [*store.late_events(), *late])
-    result = RunResult(state, np.zeros(10, np.float32), None, (), (), "all rounds done", "completed", 0)
+    result = RunResult(state, np.zeros(10, np.float32), None, (), (), "all rounds done", "completed")
     plan = plan_of(experiment, "run").server
     return {**summarise(plan.summary, plan.settings, tally, result, charged_size=10)}
 

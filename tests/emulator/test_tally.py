@@ -85,7 +85,7 @@ def test_places_are_idle_while_nobody_is_at_work_and_staleness_is_a_mean_over_up
     assert [tally.idle_share(*of) for of in ((4.0, None), (4.0, 4), (2.0, 1))] == [0.5, 0.75, 0.0]
     assert tally.staleness == {"mean": 1.0, "max": 3}
     missed = record(1, misses=(Miss("b", "timeout", 2.0, 2.0, at_work_s=2.0),))
-    assert RunTally([missed], [missed], broken_off_s=1.0).clients_at_work(4.0) == 1.25
+    assert RunTally([missed], [missed], broken_off=[{"a": 1.0}]).clients_at_work(4.0) == 1.25
 
 
 GROUPS = {

@@ -51,6 +51,7 @@ class Federation:
     def __init__(self) -> None:
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.rejected = 0  # up to the last round reported
         self.task: asyncio.Task[RunResult]
 
     def tell(self, event: ProgressEvent) -> None:
@@ -58,6 +59,7 @@ class Federation:
             self.port.set_result(event.port)
         else:
             self.events.put_nowait(to_json(event))
+            self.rejected = getattr(event, "rejected", self.rejected)
 
     async def event(self, kind: str, containing: str = "") -> dict[str, Any]:
         """Wait for the next event of this kind whose message contains the text, and return it."""

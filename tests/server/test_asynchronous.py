@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pausefl_process.host_monitor import UNWATCHED
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.budget import Release
 from pausefl_proto.wire import Vector
@@ -89,10 +90,10 @@ class Play:
             came.append(peer.client_id)
         return sorted(came)
 
-    async def answer(self, client_id: str) -> None:
+    async def answer(self, client_id: str, **changes: Any) -> None:
         """Let a client answer its job with `update_of(client_id, round)`."""
         round_, attempt = self.jobs.pop(client_id)
-        await self.peers[client_id].answer(round_, attempt=attempt)
+        await self.peers[client_id].answer(round_, attempt=attempt, **changes)
 
 
 async def joined(r: CoordinatorRig, client_ids: str) -> Play:
@@ -271,6 +272,21 @@ async def test_arrivals_beyond_the_kth_make_the_next_step_and_staleness_counts_f
     assert all(staleness == 0 for _, staleness in told[:4])
     assert told[4] == (slow, 4)
     assert (idle, 0) in told
+
+
+async def test_elapsed_time_never_goes_back(rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's work between an answer and a commit counts, even if the next answer took less emulated time."""
+    now_s = [0.0]
+    monkeypatch.setattr(UNWATCHED, "clock", lambda: now_s[-1])
+    monkeypatch.setattr(Random, "inspect", lambda *_: now_s.append(5.0))
+    async with playing(rig, "ab", Asynchronous(concurrency=2, buffer=1), rounds=3) as play:
+        await play.handed_out(2)
+        await play.answer("a", arrived_s=0.0)
+        await play.handed_out(1)
+        await play.answer("b", arrived_s=5.0)
+        await play.answer("a", arrived_s=5.0)
+    first, second, _ = play.records
+    assert first.observations[0].came_back_s + 5.0 == first.elapsed_s <= second.elapsed_s
 
 
 async def test_free_places_are_given_at_once_until_the_last_step_has_all_it_needs(rig: MakeRig) -> None:

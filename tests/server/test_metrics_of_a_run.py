@@ -6,6 +6,7 @@ import re
 import signal
 import urllib.request
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,26 +30,25 @@ from rigs.waiting import wait_for
 MakeTelemetry = Callable[..., Telemetry]
 
 
-def test_where_the_unit_is_the_vector_it_stands_once(make_telemetry: MakeTelemetry) -> None:
-    telemetry = make_telemetry(private("vector"), SIZE)
+def test_a_vectors_epsilon_stands_once_and_noise_that_can_be_drawn_again_is_not_private(
+    make_telemetry: MakeTelemetry,
+) -> None:
+    telemetry = make_telemetry(PrivacySettings(BUDGET, "vector", "agreed", reproducible_noise=True), SIZE)
     play(telemetry)
     value = registry_of(telemetry).get_sample_value
     assert [value("pausefl_epsilon_budget", {"unit": unit}) for unit in ("vector", "coordinate")] == [10.0, None]
+    assert value("pausefl_private") == 0
 
 
-def test_without_privacy_no_epsilon_is_shown(make_telemetry: MakeTelemetry) -> None:
+def test_without_privacy_no_epsilon_is_shown_and_in_rounds_no_staleness(make_telemetry: MakeTelemetry) -> None:
     telemetry = make_telemetry(None, SIZE)
     play(telemetry, private=False)
     registry = registry_of(telemetry)
     about_epsilon = [m for m in registry.collect() if "epsilon" in m.name]
     assert about_epsilon
     assert all(not m.samples for m in about_epsilon)
-    assert (registry.get_sample_value("pausefl_private"), registry.get_sample_value("pausefl_round")) == (0, 3)
-
-
-def test_noise_that_can_be_drawn_again_is_not_called_private(make_telemetry: MakeTelemetry) -> None:
-    telemetry = make_telemetry(PrivacySettings(BUDGET, "coordinate", "agreed", reproducible_noise=True), SIZE)
-    assert registry_of(telemetry).get_sample_value("pausefl_private") == 0
+    names = ("private", "round", "places", "staleness_steps_total")
+    assert [registry.get_sample_value(f"pausefl_{name}") for name in names] == [0, 3, 3, None]
 
 
 def test_a_client_whose_budget_allows_no_further_release_has_none_of_it_next(make_telemetry: MakeTelemetry) -> None:
@@ -80,12 +80,19 @@ def test_a_resumed_run_tells_at_once_what_its_log_knows(make_telemetry: MakeTele
     assert gone_on.now.status.startswith("waiting")
 
 
-def test_the_first_model_took_no_latency(make_telemetry: MakeTelemetry) -> None:
-    """A run that ended before its first round has evaluated this model, and is resumed."""
+def test_a_models_time_is_that_of_its_commit_and_jobs_that_ends_broke_off_count(make_telemetry: MakeTelemetry) -> None:
+    """The first model, which a run has evaluated that ended before round 1, took none. Nor do later failed attempts."""
     telemetry = make_telemetry(private(), SIZE)
-    replay(RunState.start(All(2), 1, tau_min_s=TAU_MIN_S), records(), telemetry.replayed)
-    telemetry.resumed([(0, Evaluation("test", True, 100, 0.125, 2.0))], budgets_end=None)
-    assert telemetry.now.accuracy["test"].points.tolist() == [[0, 0, 0, 0.125]]
+    state = replay(RunState.start(All(2), 1, tau_min_s=TAU_MIN_S), records(), telemetry.replayed)
+    total_s, at_work_s = state.total_latency_s, telemetry.now.clients.at_work_s
+    failed = replace(records()[1].failed_attempts[0], round=4)
+    replay(state, (), telemetry.replayed, unfinished=[failed])
+    telemetry.resumed([(t, Evaluation("test", True, 100, 0.125, 2.0)) for t in (0, 3)], budgets_end=None)
+    assert telemetry.now.accuracy["test"].points.tolist() == [[0, 0, 0, 0.125], [3, total_s, 21.0, 0.125]]
+    telemetry.broken_off({"b": 1.5})
+    state.broken_off_s = {"b": 0.5, "c": 0.25}
+    telemetry.finished(state, "all steps done", ())
+    assert (telemetry.now.clients.at_work_s - at_work_s).tolist() == pytest.approx([0.125, 2.125, 0.375])
 
 
 def samples_of(registry: CollectorRegistry) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -168,23 +175,6 @@ def scrape(url: str) -> dict[str, float]:
     return samples
 
 
-async def test_a_resumed_run_tells_of_the_failed_attempts_at_its_next_round(tmp_path: Path) -> None:
-    joined, miss = LogEvent("joined", "a", n_examples=1), Miss("a", "timeout", 1.0, 1.0)
-    store = Store(tmp_path / "run.db")
-    for attempt in (1, 2):
-        events = (joined,) if attempt == 1 else ()
-        failed = RoundRecord(1, attempt, ("a",), None, (), events, 1.0, misses=(miss,), elapsed_s=attempt)
-        store.save_failed_attempt(failed)
-    store.close()
-    async with federation(tmp_path, metrics=LINGERING) as run:
-        await run.port
-        samples = await asyncio.to_thread(samples_at, (await run.event("metrics"))["url"])
-        signal.raise_signal(signal.SIGTERM)
-        await run.finished()
-    counted = ("failed_attempts_total", "total_latency_seconds", "elapsed_seconds")
-    assert [samples[f"pausefl_{name}"] for name in counted] == [2, 2.0, 2.0]
-
-
 async def test_the_end_can_be_scraped_once_results_are_written(tmp_path: Path) -> None:
     kept: list[RunResult] = []
     expected, served_at = list[float](), list[str]()
@@ -221,13 +211,20 @@ async def test_an_end_is_not_in_order_before_results_are_written(tmp_path: Path)
 
 
 async def test_a_resumed_run_is_measured_before_anybody_is_back(tmp_path: Path) -> None:
+    """With the failed attempts at its next round, and with the jobs that its last end broke off."""
     async with federation(tmp_path, All(2)) as run, clients() as some:
         some.start_all("ab", await run.port)
-        result = await run.finished()
+        total_s = (await run.finished()).state.total_latency_s
+    missed = Miss("a", "timeout", 1.0, 2.0, at_work_s=500.0)
+    with closing(Store(tmp_path / "run.db")) as store:
+        store.save_failed_attempt(RoundRecord(4, 1, ("a",), round_latency_s=2.0, misses=(missed,), elapsed_s=77.0))
+        store.add_broken_off(3, {"b": 1000.0})
     async with federation(tmp_path, All(2), rounds=5, metrics=MetricsSettings()) as run:
         samples = await asyncio.to_thread(samples_at, (await run.event("metrics"))["url"])
-    assert (samples["pausefl_round"], samples["pausefl_round_trip_seconds_count"]) == (3, 6)
-    assert samples["pausefl_total_latency_seconds"] == pytest.approx(result.state.total_latency_s)
+    names = ("round", "round_trip_seconds_count", "failed_attempts_total", "elapsed_seconds")
+    assert [samples[f"pausefl_{name}"] for name in names] == [3, 6, 1, 77.0]
+    assert samples["pausefl_total_latency_seconds"] == pytest.approx(total_s + 2.0)
+    assert samples["pausefl_at_work_seconds_total"] > 1500
 
 
 async def test_what_stays_open_is_left_over_and_what_closes_late_is_not() -> None:

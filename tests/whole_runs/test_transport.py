@@ -43,7 +43,7 @@ async def test_a_run_averages_what_clients_sent(tmp_path: Path, size: int, caplo
         updates = [SyntheticTrainer(size, seed=1, client_id=c).train(theta, round=t).update for c in ("a", "b")]
         theta += (updates[0] + updates[1]) / 2
     np.testing.assert_allclose(result.theta, theta, atol=1e-6)
-    assert (result.rejected_updates, errors_in(caplog)) == (0, [])
+    assert (run.rejected, errors_in(caplog)) == (0, [])
 
 
 async def test_times_and_bytes_are_those_of_the_network(tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ async def test_a_second_client_of_the_same_name_is_refused_and_the_first_goes_on
             assert "'a' is connected already" in goodbye.reason
             assert not goodbye.final  # the first stream may be dead, and the client coming back
         some.start("b", await run.port)
-        result = await run.finished()
+        await run.finished()
         assert await first == "all rounds done"
-    assert (result.rejected_updates, [r.chosen for r in log_of(tmp_path)]) == (1, [("a", "b")] * 3)
+    assert (run.rejected, [r.chosen for r in log_of(tmp_path)]) == (1, [("a", "b")] * 3)
 
 
 @pytest.mark.parametrize(

@@ -31,13 +31,13 @@ class RunTally:
         groups: Mapping[str, ClientGroup] | None = None,
         mode: Mode = "additive",
         released_before: Mapping[str, int] | None = None,
-        broken_off_s: float = 0.0,
+        broken_off: Iterable[Mapping[str, float]] = (),
     ) -> None:
         """Count `records` (rounds), `unfinished` (failed attempts at the next round) and `late_events` (those after).
 
         `mode`: whether a drawn delay is added to an exchange or is its total duration.
         `released_before`: by client, how many releases its ledger counted when it first joined, if no event tells it.
-        `broken_off_s`: how long clients had had the jobs that ends of the run broke off.
+        `broken_off`: for each end of the run, how long clients had had the jobs that it broke off.
         """
         self.missed_jobs: Counter[str] = Counter()
         self.unneeded_jobs = 0
@@ -57,7 +57,7 @@ class RunTally:
         self._released_before = dict(released_before or {})  # releases on each client's ledger when it first joined
         self._selection_s = array("d")
         self._errors_s = array("d")
-        self._at_work_s = broken_off_s  # over all clients
+        self._at_work_s = sum(sum(had_s.values()) for had_s in broken_off)  # over all clients
         self._staleness = Counter[int]()
         for record in records:
             self._add_round(record)

@@ -29,6 +29,7 @@ from pausefl_server.settings import MetricsSettings, ServerSettings
 
 _Samples = Iterable[tuple[Sequence[str], float]]
 """The samples of a metric: label values and the sample's value."""
+_Kind = type[GaugeMetricFamily | CounterMetricFamily]
 
 _QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
 
@@ -229,24 +230,19 @@ def _next(clients: Clients, row: int, budget: Budget | None) -> float:
     return budget.epsilon(i) if budget and budget.affords(i) and not clients.retired[row] else 0.0
 
 
-def _gauge(name: str, text: str, value: float | None) -> Metric:
-    """A gauge without labels; None: without a sample too."""
-    return GaugeMetricFamily(f"pausefl_{name}", text, value=value)
+def _single(kind: _Kind, name: str, text: str, value: float | None) -> Metric:
+    """A metric without labels; None: without a sample too."""
+    return kind(f"pausefl_{name}", text, value=value)
 
 
-def _counter(name: str, text: str, value: float | None) -> Metric:
-    return CounterMetricFamily(f"pausefl_{name}", text, value=value)
-
-
-def _family(
-    kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, text: str, labels: Sequence[str], samples: _Samples
-) -> Metric:
+def _family(kind: _Kind, name: str, text: str, labels: Sequence[str], samples: _Samples) -> Metric:
     family = kind(f"pausefl_{name}", text, labels=labels)
     for values, value in samples:
         family.add_metric(values, value)
     return family
 
 
+_gauge, _counter = partial(_single, GaugeMetricFamily), partial(_single, CounterMetricFamily)
 _gauges, _counters = partial(_family, GaugeMetricFamily), partial(_family, CounterMetricFamily)
 
 

@@ -178,6 +178,8 @@ class RunSnapshot:
     round: int = 0
     total_latency_s: float = 0.0
     elapsed_s: float = 0.0
+    committed: tuple[int, float, float] = (0, 0.0, 0.0)
+    """The last committed round, and total latency and elapsed time then: without failed attempts since."""
     asked: int = 0
     """The greatest number of clients that a round asked."""
     staleness: int = 0
@@ -227,6 +229,7 @@ class RunSnapshot:
             status="running",
             round=record.round,
             record=record,
+            committed=at,
             asked=max(now.asked, len(set(record.chosen))),
             staleness=now.staleness + sum(o.staleness for o in record.observations),
             doubts=now.doubts + Counter(record.suspect),
@@ -249,7 +252,10 @@ class RunSnapshot:
         split, accuracy, evaluations = evaluation.split, self.accuracy, self.evaluations
         if evaluation.subset:
             curve = accuracy.get(split, Curve(np.empty((0, 4))))
-            accuracy = {**accuracy, split: curve.add(round, *_times_at(self, round), evaluation.accuracy)}
+            # Total latency and elapsed time up to the round, interpolated from the thinned curve.
+            rounds, *times_s = np.vstack((np.zeros(3), self.leakage.points[:, :3], self.committed)).T
+            at = (float(np.interp(round, rounds, time_s)) for time_s in times_s)
+            accuracy = {**accuracy, split: curve.add(round, *at, evaluation.accuracy)}
         if split not in evaluations or round >= evaluations[split][0]:
             evaluations = {**evaluations, split: (round, evaluation)}
         return replace(self, accuracy=accuracy, evaluations=evaluations)
@@ -286,13 +292,3 @@ def _exchange(o: Observation, *, total_delays: bool) -> tuple[float, ...]:
     """The times of an exchange, in the order of EXCHANGE."""
     error_s = o.timing_error_s(total_delays=total_delays)
     return o.timing.round_trip_s, error_s, o.drawn_down_s, o.drawn_up_s, *parts_of(o.timing)
-
-
-def _times_at(now: RunSnapshot, round: int) -> tuple[float, float]:
-    """The total latency (Σ of eq. (3)) and the elapsed time up to a round, interpolated from the thinned curve."""
-    if not round:
-        return 0.0, 0.0
-    if round >= now.round or not len(now.leakage.points):
-        return now.total_latency_s, now.elapsed_s
-    rounds, total_s, elapsed_s = now.leakage.points[:, :3].T
-    return float(np.interp(round, rounds, total_s)), float(np.interp(round, rounds, elapsed_s))

@@ -1,7 +1,7 @@
 """The current snapshot of a run, for metrics and the live page."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from pausefl_server.monitoring.observer import RunObserver
@@ -14,12 +14,8 @@ from pausefl_server.state import RunState
 class Telemetry(RunObserver):
     """Keeps the snapshot `now` up to date on the event loop. Any thread may read it."""
 
-    def __init__(
-        self, settings: ServerSettings, *, is_watched: bool = True, clock: Callable[[], float] = time.time
-    ) -> None:
-        """`is_watched`: whether there are readers. If not, rounds do not update the snapshot, which saves time."""
+    def __init__(self, settings: ServerSettings, *, clock: Callable[[], float] = time.time) -> None:
         self.settings = settings
-        self._is_watched = is_watched
         self._clock = clock
         self._minimum = 0  # clients that the first round waits for; 0: not known yet, or no longer waiting
         self.now = RunSnapshot(clock())
@@ -39,7 +35,7 @@ class Telemetry(RunObserver):
         self.now = replace(self.now, rejected=self.now.rejected + 1)
 
     def pinged(self, row: int, ping_s: float) -> None:
-        if self._is_watched and row < len(self.now.clients.ids):
+        if row < len(self.now.clients.ids):
             self.now = replace(self.now, clients=self.now.clients.pinged(row, ping_s))
 
     def evaluator(self, *, is_there: bool) -> None:
@@ -49,20 +45,18 @@ class Telemetry(RunObserver):
         self.now = self.now.after_evaluation(round, evaluation)
 
     def round_committed(self, record: RoundRecord, state: RunState, budgets_end: int | None = None) -> None:
-        if self._is_watched:
-            now = self.now.after_round(record, state, self.settings)
-            self.now = replace(now, last_round_at_s=self._clock(), budgets_end=budgets_end)
+        now = self.now.after_round(record, state, self.settings)
+        self.now = replace(now, last_round_at_s=self._clock(), budgets_end=budgets_end)
 
     def attempt_failed(self, record: RoundRecord, state: RunState) -> None:
-        if self._is_watched:
-            self.now = self.now.after_failed_attempt(record, state)
+        self.now = self.now.after_failed_attempt(record, state)
 
     def replayed(self, record: RoundRecord, state: RunState) -> None:
         """Add an attempt at a round from the log of a resumed run. An attempt without observations has failed."""
-        if not record.observations:
-            self.attempt_failed(record, state)
-        elif self._is_watched:
+        if record.observations:
             self.now = self.now.after_round(record, state, self.settings)
+        else:
+            self.attempt_failed(record, state)
 
     def resumed(self, evaluations: Iterable[tuple[int, Evaluation]], budgets_end: int | None) -> None:
         """Add the evaluations of the log, by round, after all its rounds were replayed."""
@@ -72,6 +66,13 @@ class Telemetry(RunObserver):
 
     def finished(self, state: RunState, reason: str, events: Sequence[LogEvent]) -> None:
         self.now = self.now.after_end(events, state, reason)
+        self.broken_off(state.broken_off_s)
+
+    def broken_off(self, had_s: Mapping[str, float]) -> None:
+        """Count the jobs that an end of the run broke off. `had_s`: how long each client had had its job."""
+        clients = self.now.clients
+        at_work_s = clients.at_work_s + [had_s.get(client_id, 0.0) for client_id in clients.ids]
+        self.now = replace(self.now, clients=replace(clients, at_work_s=at_work_s))
 
     def kept(self) -> None:
         """Note that the run has ended in order and its results are written."""

@@ -286,7 +286,11 @@ class Coordinator(Actor[_Message]):
     def _record(self, step: OpenStep, model: GlobalModel, started: tuple[float, float]) -> RoundRecord:
         host = self._watch.report(started[0], time.process_time() - started[1])
         now_s = self._now_s()
-        return step.record(model.digest, now_s, now_s - self._run_began_s, host)
+        record = step.record(model.digest, now_s, now_s - self._run_began_s, host)
+        self._elapsed = Elapsed(record.elapsed_s, now_s)  # it never goes back, whatever answer comes next
+        if self._open is not None:
+            self._open.elapsed = self._elapsed
+        return record
 
     def _fold_events(self, round: int) -> tuple[LogEvent, ...]:
         """Fold all events since the last round, and the retirements they cause, into the state; returns them."""

@@ -245,13 +245,13 @@ class Store:
         """
         return {client_id: tuple(spent) for client_id, spent in json.loads(self.meta(_FIRST_HELLOS) or "{}").items()}
 
-    def add_broken_off(self, round: int, broken_off_s: Mapping[str, float]) -> float:
-        """Add what each client had worked on a job that an end after `round` broke off; returns the sum of all ends."""
-        ends_s: dict[str, dict[str, float]] = json.loads(self.meta(_BROKEN_OFF) or "{}")
+    def add_broken_off(self, round: int, broken_off_s: Mapping[str, float]) -> list[Mapping[str, float]]:
+        """Add what each client had worked on a job that an end after `round` broke off; returns that of each end."""
+        ends_s: dict[str, Mapping[str, float]] = json.loads(self.meta(_BROKEN_OFF) or "{}")
         if broken_off_s:
             ends_s[str(round)] = dict(broken_off_s)  # a second end after this round has broken off nothing
             self.set_meta(_BROKEN_OFF, json.dumps(ends_s))
-        return sum(sum(of_end.values()) for of_end in ends_s.values())
+        return [*ends_s.values()]
 
     def attempts(self) -> dict[int, int]:
         """Round -> its next attempt, for rounds that were taken back, failed or have a job. All others begin with 1."""

@@ -188,7 +188,7 @@ def _keep(plan: ServerPlan, models: ModelFiles, run_dir: Path, charged_size: int
             groups=plan.summary.groups,
             mode="total" if plan.settings.total_delays else "additive",
             released_before={client_id: released for client_id, (released, _) in store.first_hellos().items()},
-            broken_off_s=store.add_broken_off(result.state.round, result.state.broken_off_s),
+            broken_off=store.add_broken_off(result.state.round, result.state.broken_off_s),
         )
         summary = summarise(plan.summary, plan.settings, tally, result, charged_size, partial(starts_of, store))
         store.note_summarised()
