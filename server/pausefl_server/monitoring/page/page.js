@@ -29,19 +29,13 @@ const words = (name) => name.replaceAll("_", " ");
 
 // -- making elements
 
-function element(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
+function filled(made, attributes = {}, ...children) {
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   made.append(...children);
   return made;
 }
-
-function shape(name, attributes = {}, ...children) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
-}
+const element = (name, ...content) => filled(document.createElement(name), ...content);
+const shape = (name, ...content) => filled(document.createElementNS(SVG, name), ...content);
 
 // -- curves
 
@@ -289,12 +283,10 @@ function listen() {
     show();
   };
   source.onerror = () => {
-    if (frame !== null && frame.status.startsWith("finished")) source.close(); // the server has left, as it should
-    else if (source.readyState === EventSource.CLOSED) {
-      // A browser gives up where the answer was no stream (too many readers, a proxy's error); a person would not.
-      say("lost", "connection lost, trying again");
-      setTimeout(listen, 5000);
-    } else say("lost", "connection lost, trying again");
+    if (frame !== null && frame.status.startsWith("finished")) return source.close(); // the server has left, as it should
+    say("lost", "connection lost, trying again");
+    // A browser gives up where the answer was no stream (too many readers, a proxy's error); a person would not.
+    if (source.readyState === EventSource.CLOSED) setTimeout(listen, 5000);
   };
 }
 
