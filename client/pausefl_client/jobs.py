@@ -5,13 +5,15 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pausefl_client.privacy.release import Released
 from pausefl_client.training.withdrawal import Withdrawal
 from pausefl_process.plugins import OWN_CODE_ERRORS, for_future
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler
+
+Result = TypeVar("Result")
 
 # More than can be unanswered at a time: the session's queue holds four, and work of a broken stream may still go on.
 _MOST_WITHDRAWABLE = 8
@@ -89,11 +91,11 @@ OnAnswered = Callable[[AnsweredJob], None]
 """Called with each job after its answer was sent."""
 
 
-def computed(executor: Executor | None, work: Callable[..., Work], *arguments: Any) -> "asyncio.Future[Work]":
+def computed(executor: Executor | None, work: Callable[..., Result], *arguments: Any) -> "asyncio.Future[Result]":
     """A future of the work, done by the executor. Without one, the work is done here and the future is already done."""
     if executor is not None:
         return asyncio.wrap_future(executor.submit(for_future, work, *arguments))
-    future: asyncio.Future[Work] = asyncio.get_running_loop().create_future()
+    future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
     try:
         future.set_result(for_future(work, *arguments))
     except OWN_CODE_ERRORS as error:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, TypeVarTuple
 
 from pausefl.runtime.virtual.workers import Workers
-from pausefl_process.plugins import OWN_CODE_ERRORS
+from pausefl_client.jobs import computed
 
 _Ts = TypeVarTuple("_Ts")
 Result = TypeVar("Result")
@@ -29,12 +29,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def run_in_executor(self, executor: Any, func: Callable[[*_Ts], Result], *args: *_Ts) -> asyncio.Future[Result]:
         """Do the work now. It takes no virtual time, and is over before anything else happens."""
-        future: asyncio.Future[Result] = self.create_future()
-        try:
-            future.set_result(func(*args))
-        except OWN_CODE_ERRORS as error:
-            future.set_exception(error)
-        return future
+        return computed(None, func, *args)
 
 
 class _Selector(selectors.DefaultSelector):
