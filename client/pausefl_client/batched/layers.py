@@ -117,12 +117,7 @@ def _relu(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.T
     return functional.relu(x)  # never in place: x may be a view, which autograd would have to track
 
 
-def _alike(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
-    """Apply an elementwise layer."""
-    y: torch.Tensor = layer(x)
-    return y
-
-
+_ELEMENTWISE = nn.Identity, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus
 _FORWARDS: dict[type[nn.Module], Callable[[Any, torch.Tensor, StackedParameters], torch.Tensor]] = {
     nn.Linear: _linear,
     nn.Conv2d: _conv2d,
@@ -132,5 +127,5 @@ _FORWARDS: dict[type[nn.Module], Callable[[Any, torch.Tensor, StackedParameters]
     nn.AvgPool2d: _pooled,
     nn.Flatten: _flatten,
     nn.ReLU: _relu,
-    **dict.fromkeys((nn.Identity, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus), _alike),
+    **dict.fromkeys(_ELEMENTWISE, lambda layer, x, _: layer(x)),
 }
