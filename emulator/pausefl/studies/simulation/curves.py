@@ -96,8 +96,5 @@ def growth_fits(rounds: IntArray, regret: FloatArray) -> dict[str, dict[str, flo
     fits = {}
     for name, f in {"ln n": np.log(n), "sqrt n": np.sqrt(n), "n": n}.items():
         b, a = np.polyfit(f, regret, 1)
-        residual = regret - a - b * f
-        scatter = float(((regret - regret.mean()) ** 2).sum())
-        r_squared = 1 - float((residual**2).sum()) / scatter
-        fits[name] = {"a": float(a), "b": float(b), "r_squared": r_squared}
+        fits[name] = {"a": float(a), "b": float(b), "r_squared": float(np.corrcoef(f, regret)[0, 1] ** 2)}
     return fits
