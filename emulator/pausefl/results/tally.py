@@ -62,7 +62,8 @@ class RunTally:
         for record in records:
             self._add_round(record)
         for attempt in unfinished:
-            self._add_failed(attempt)
+            self.failed_attempts += 1
+            self._add_attempt(attempt)
         late = tuple(late_events)
         self._add_events(late)
         self.unanswered.settle(late)
@@ -141,9 +142,9 @@ class RunTally:
         return found
 
     def _add_round(self, record: RoundRecord) -> None:
-        for failed in record.failed_attempts:
-            self._add_failed(failed)
-        self._add_attempt(record)
+        self.failed_attempts += len(record.failed_attempts)
+        for attempt in record.attempts:
+            self._add_attempt(attempt)
         self._choices.add(record)
         for doubt in record.suspect:
             self._doubts[doubt] += 1
@@ -155,10 +156,6 @@ class RunTally:
             self._errors_s.append(o.timing_error_s(total_delays=self._is_total))
             before_upload_s = o.timing.download_s + o.timing.injected_down_s + o.timing.device_s
             self.overruns += before_upload_s > o.drawn_down_s + o.drawn_up_s
-
-    def _add_failed(self, attempt: RoundRecord) -> None:
-        self.failed_attempts += 1
-        self._add_attempt(attempt)
 
     def _add_attempt(self, attempt: RoundRecord) -> None:
         missed = attempt.missed
