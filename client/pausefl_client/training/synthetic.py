@@ -7,6 +7,7 @@ import numpy as np
 from pausefl_client.data.holdings import synthetic_holding
 from pausefl_client.training.pace import pace
 from pausefl_client.training.trainer import TrainingOutcome
+from pausefl_proto.arrays import read_only
 from pausefl_proto.draws import generator
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
 
@@ -28,8 +29,7 @@ class SyntheticTrainer:
         self.holding = synthetic_holding(client_id)
         self.manifest = Manifest((TensorSpec("synthetic", (size,)),))
         rng = generator(seed, "synthetic", client_id)
-        self._values = rng.standard_normal(size + _WINDOWS - 1, np.float32) * np.float32(1e-3)
-        self._values.flags.writeable = False
+        self._values = read_only(rng.standard_normal(size + _WINDOWS - 1, np.float32) * np.float32(1e-3))
         self._train_s = train_s
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:

@@ -11,7 +11,7 @@ from statistics import stdev
 
 import numpy as np
 
-from pausefl_proto.arrays import FloatArray
+from pausefl_proto.arrays import FloatArray, read_only
 
 FEWEST_SEEDS = 5
 """With fewer seeds no interval is computed: the bootstrap would give little more than the least and greatest value."""
@@ -89,9 +89,7 @@ def percentile_interval(mean: float, resampled: FloatArray, n_seeds: int) -> Int
 def resampled_shares(n_seeds: int) -> FloatArray:
     """The weight of each seed in each bootstrap resample, (n_resamples, n_seeds); each row sums to 1. Read-only."""
     counts = np.random.default_rng(n_seeds).multinomial(n_seeds, np.full(n_seeds, 1 / n_seeds), _RESAMPLES)
-    shares: FloatArray = counts / n_seeds
-    shares.flags.writeable = False
-    return shares
+    return read_only(counts / n_seeds)
 
 
 @dataclass(frozen=True)
