@@ -85,7 +85,7 @@ class RoundCommitted:
     total_latency_s: float
     """The sum of all rounds' latencies so far and of the waits of failed attempts, in seconds."""
     max_epsilon_spent: float
-    """The greatest ε that any client has spent."""
+    """The greatest ε that any client has told that it spent; a job without an answer may have spent more."""
     epsilon_budget: float | None
     """The privacy budget of each client; null in a run without privacy."""
     privacy_unit: PrivacyUnit | None

@@ -197,7 +197,7 @@ def test_a_summary_from_before_the_run_was_resumed_is_not_read(tmp_path: Path, w
 
 @pytest.mark.usefixtures("quickly_written")
 def test_page_tells_whose_budgets_they_are_and_who_had_spent_before(tmp_path: Path, page: str) -> None:
-    assert "Budgets are per run: every client came with a ledger that counted no release." in page
+    assert "no client told of a release before this run. Several experiments on the same data, each with new" in page
     run_dir = write_run(tmp_path / "run", budget_per="data holder")
     with changing_log(run_dir) as database:
         database.execute("UPDATE events SET released = 1, epsilon_spent = 0.5 WHERE client_id = '$x$'")
