@@ -207,17 +207,17 @@ def test_a_model_that_torch_compiles_is_trained_and_evaluated(monkeypatch: pytes
 
 
 def test_validate_counts_what_travels(capsys: pytest.CaptureFixture[str]) -> None:
-    for model, statistics, said in (
-        ("frozen_backbone", "local", "650 trained values travel, 4,160 constants stay"),
-        ("batch_norm", "local", "1,242 trained values travel, 1 constants stay"),
-        ("batch_norm", "local", "32 are estimated on held-out data; a link below 0.0079 Mbit/s needs a greater"),
-        ("batch_norm", "average", "32 are averaged"),
-        ("batch_norm", "average", "0.51 times the clip bound in a client's release 1, and 0.53 times in release 2"),
+    local: dict[str, Any] = {"workload.statistics": "local"}
+    average = {"workload.statistics": "average", "privacy.disclose": ["statistics"], "experiment.rounds": 4}
+    for model, keys, said in (
+        ("frozen_backbone", local, "650 trained values travel, 4,160 constants stay"),
+        ("frozen_backbone", {"workload.training": "scaffold"}, "1,300 trained values and control variates travel"),
+        ("batch_norm", local, "1,242 trained values travel, 1 constants stay"),
+        ("batch_norm", local, "32 are estimated on held-out data; a link below 0.0079 Mbit/s needs a greater"),
+        ("batch_norm", average, "32 are averaged"),
+        ("batch_norm", average, "0.51 times the clip bound in a client's release 1, and 0.53 times in release 2"),
     ):
-        disclose = ["statistics"] if statistics == "average" else []
-        changes = {"workload.statistics": statistics, "privacy.disclose": disclose, "experiment.rounds": 4}
-        told = try_out(parse_experiment("", {**RUN, "workload.model": f"own:{model}", **changes}), print)
-        assert said in " ".join(told)
+        assert said in " ".join(try_out(parse_experiment("", {**RUN, "workload.model": f"own:{model}", **keys}), print))
     assert not capsys.readouterr().out
 
 

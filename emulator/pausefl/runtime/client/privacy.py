@@ -93,8 +93,7 @@ def _shared_ledgers(folder: Path, holdings: Mapping[str, Holding]) -> dict[str, 
     key = f'privacy.ledger_dir = "{folder}"'
     by_examples, dealings = dict[str, Path](), set[str]()
     for path in sorted(folder.glob("*.db")):
-        named = _SHARED_NAME.fullmatch(path.stem)
-        if named is None:
+        if (named := _SHARED_NAME.fullmatch(path.stem)) is None:
             raise ConfigError(
                 f"{key}: holds {path.name}, which is not named after the examples it counts for: take another folder,"
                 " and count what its ledgers have spent as spent"

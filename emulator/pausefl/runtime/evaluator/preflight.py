@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from pausefl.experiment.client_records import dealt_out
+from pausefl.experiment.client_records import dealt_out, has_control
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.groups import check_rounds
 from pausefl.experiment.server_records import noise_of
@@ -43,18 +43,19 @@ def try_out(experiment: Experiment, say: Callable[[str], None]) -> list[str]:
     with told_in_one_line(workload, "making the data"):
         _deal_out(experiment)
     initial = rehearsed_evaluator(evaluator_plan(experiment), say, when="").initial
-    return [_what_travels(initial, experiment.server.dead_after_s), *noise]
+    return [_what_travels(initial, experiment), *noise]
 
 
-def _what_travels(model: InitialModel, dead_after_s: float) -> str:
+def _what_travels(model: InitialModel, experiment: Experiment) -> str:
     """A sentence on how many of a model's values travel, how many stay, and how fast a link must be."""
-    manifest, local = model.manifest, model.rest.local.size
+    is_controlled, local = has_control(experiment.workload), model.rest.local.size
+    manifest = model.manifest.with_control() if is_controlled else model.manifest
     stay = sum(math.prod(constant.shape) for constant in model.rest.constants)
     statistics = f"{local:,} are estimated on held-out data" if local else f"{manifest.statistics.size:,} are averaged"
-    travel = f"{manifest.model_size:,} trained values travel, {stay:,} constants stay"
-    least = 8e-6 * model.theta_0.nbytes / answers_within_s(dead_after_s)
+    travel = f"{manifest.charged.size:,} trained values{' and control variates' if is_controlled else ''} travel"
+    least = 8e-6 * 4 * manifest.size / answers_within_s(experiment.server.dead_after_s)
     slow = f"a link below {least:.2g} Mbit/s needs a greater server.dead_after_s at both ends"
-    return f"{travel}; of running statistics {statistics}; {slow}"
+    return f"{travel}, {stay:,} constants stay; of running statistics {statistics}; {slow}"
 
 
 def _read_credentials(experiment: Experiment, say: Callable[[str], None]) -> None:
