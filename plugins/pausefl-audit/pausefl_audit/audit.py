@@ -38,7 +38,7 @@ from pausefl_audit.findings import (
 from pausefl_audit.noted import guesses_of, with_canaries
 from pausefl_audit.runs import Witness, witnesses
 from pausefl_client.privacy.ledger import verified_spend
-from pausefl_proto.budget import Budget
+from pausefl_proto.budget import Budget, is_same_epsilon
 from pausefl_proto.errors import ConfigError, PauseflError
 
 FALSE_ALARM = 1e-3
@@ -220,19 +220,21 @@ def _counts(guesses: Guesses) -> list[str]:
 
 
 def check_ledgers(run_dir: Path) -> str:
-    """Check that every ledger in the run directory is consistent and counts no fewer releases than the server knows.
+    """Check that every ledger in the run directory is consistent, and counts no less than the server knows, also in ε.
 
     Returns sentences. PauseflError if one fails or is missing beside others. Without any, clients keep them elsewhere.
     """
     clients = read_run(run_dir).clients
     ledgers, ahead, missing = 0, [], []
-    for client_id, released in zip(clients["client_id"], clients["released"], strict=True):
+    columns = (clients[name] for name in ("client_id", "released", "epsilon_spent"))
+    for client_id, released, told in zip(*columns, strict=True):
         path = run_dir / "ledgers" / f"{client_id}.db"
         if path.exists():
             charged, spent = verified_spend(path)
             ledgers += 1
-            if charged < released:
-                raise PauseflError(f"{path}: counts {charged} releases (epsilon {spent:g}), the server {released}")
+            if charged < released or (spent < told and not is_same_epsilon(spent, told)):
+                counts = f"counts {charged} releases (epsilon {spent:g}), the server {released} (epsilon {told:g})"
+                raise PauseflError(f"{path}: {counts}")
             if charged > released:
                 ahead.append(f"{client_id} counts {charged} releases (epsilon {spent:.4g}), the server {released}")
         elif released:

@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,9 @@ from pausefl_audit.findings import (
     epsilon_lower_bound,
 )
 from pausefl_audit.runs import NoiseSample, seed_bits
+from pausefl_client.privacy.ledger import Ledger, ReleaseKey
 from pausefl_client.privacy.mechanism import Mechanism, entropy_rng
+from pausefl_proto.budget import Budget
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
@@ -305,7 +308,7 @@ def test_a_run_is_audited_with_its_ledgers(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quickly_written")
-def test_a_ledger_that_is_missing_beside_others_is_named(tmp_path: Path) -> None:
+def test_a_ledger_that_is_missing_beside_others_or_says_less_than_the_server_is_named(tmp_path: Path) -> None:
     settings = {
         "experiment.clock": "virtual",
         "experiment.rounds": 2,
@@ -320,8 +323,14 @@ def test_a_ledger_that_is_missing_beside_others_is_named(tmp_path: Path) -> None
     (run_dir / "ledgers/client-001.db").unlink()
     with pytest.raises(PauseflError, match=r"are missing, others are there: client-001 \(2 releases\)"):
         check_ledgers(run_dir)
-    for ledger in run_dir.glob("ledgers/*.db"):
-        ledger.unlink()
+    (forged := run_dir / "ledgers/client-000.db").unlink()
+    with closing(Ledger(forged, Budget(1.0, 0.04), unit="coordinate")) as ledger:
+        for t in (1, 2):
+            ledger.record(ReleaseKey("run", t, 1, "model"), ledger.next_charge(), "update", memoryview(b""))
+    with pytest.raises(PauseflError, match=r"000.db: counts 2 releases \(epsilon 0.07\d*\), the server 2 \(epsilon 3"):
+        check_ledgers(run_dir)
+    for path in run_dir.glob("ledgers/*.db"):
+        path.unlink()
     assert "keep them elsewhere" in check_ledgers(run_dir)
 
 
