@@ -1,5 +1,6 @@
 """The interface of latency laws, and the points that represent a law whose expectations have no closed form."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -138,6 +139,12 @@ def standard_normal_quantiles() -> FloatArray:
     """The standard normal's quantiles at `levels`."""
     standard = NormalDist()
     return np.array([standard.inv_cdf(level) for level in levels()])
+
+
+def logarithm_of(mean: float, sd: float) -> NormalDist:
+    """The distribution of the logarithm of log-normal values with this mean and standard deviation."""
+    variance = math.log1p((sd / mean) ** 2)
+    return NormalDist(math.log(mean) - variance / 2, math.sqrt(variance))
 
 
 def mean_of_inverse(points: FloatArray) -> float:

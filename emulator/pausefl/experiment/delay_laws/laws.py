@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pausefl.experiment.delay_laws.base import POINTS, levels, standard_normal_quantiles
+from pausefl.experiment.delay_laws.base import POINTS, levels, logarithm_of, standard_normal_quantiles
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.number_types import Bounded, Finite, NonNegative, Positive
 
@@ -85,25 +85,17 @@ class LogNormal(_AboveZero):
     """The standard deviation."""
 
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
-        return rng.lognormal(self._mu, math.sqrt(self._variance), n)
+        logarithm = logarithm_of(self.mean_s, self.sd_s)
+        return rng.lognormal(logarithm.mean, logarithm.stdev, n)
 
     def points(self) -> FloatArray:
-        return np.exp(self._mu + math.sqrt(self._variance) * standard_normal_quantiles())
+        logarithm = logarithm_of(self.mean_s, self.sd_s)
+        return np.exp(logarithm.mean + logarithm.stdev * standard_normal_quantiles())
 
     @property
     def mean_inverse(self) -> float:
-        """exp(−μ + σ²/2) = (1 + sd²/mean²) / mean."""
-        return math.exp(self._variance) / self.mean_s
-
-    @property
-    def _variance(self) -> float:
-        """σ² of the logarithm."""
-        return math.log1p((self.sd_s / self.mean_s) ** 2)
-
-    @property
-    def _mu(self) -> float:
-        """Mean of the logarithm."""
-        return math.log(self.mean_s) - self._variance / 2
+        """exp(−μ + σ²/2) for the logarithm's mean μ and variance σ²."""
+        return (1 + (self.sd_s / self.mean_s) ** 2) / self.mean_s
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ Their scale is arbitrary: only a threshold decides which drifts are small and wh
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
 
+from pausefl.experiment.delay_laws.base import logarithm_of
 from pausefl_process.registry import Registry
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.number_types import Bounded, Positive, Share
@@ -53,16 +53,11 @@ class LogNormalDrift(Bounded):
     """The standard deviation."""
 
     def sample(self, rng: np.random.Generator, n: int) -> FloatArray:
-        logarithm = self._logarithm
+        logarithm = logarithm_of(self.mean, self.sd)
         return rng.lognormal(logarithm.mean, logarithm.stdev, n)
 
     def share_up_to(self, threshold: float) -> float:
-        return self._logarithm.cdf(math.log(threshold)) if threshold > 0 else 0.0
-
-    @property
-    def _logarithm(self) -> NormalDist:
-        variance = math.log1p((self.sd / self.mean) ** 2)
-        return NormalDist(math.log(self.mean) - variance / 2, math.sqrt(variance))
+        return logarithm_of(self.mean, self.sd).cdf(math.log(threshold)) if threshold > 0 else 0.0
 
 
 DRIFTS = Registry(
