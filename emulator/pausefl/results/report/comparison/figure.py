@@ -222,10 +222,8 @@ def _rounds(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
     for policy, of_policy in runs.items():
         tables = [run.round_latency for run in of_policy]
         times_s = [np.diff(t["elapsed_s"], prepend=0.0) if by_elapsed else t["round_latency_s"] for t in tables]
-        ascending_s = np.sort(np.concatenate(times_s))
-        if ascending_s.size:
-            share = np.arange(1, ascending_s.size + 1) / ascending_s.size
-            axes.step(ascending_s, share, where="post", color=looks[policy].colour, linestyle=looks[policy].dash)
+        if (took_s := np.concatenate(times_s)).size:
+            axes.ecdf(took_s, color=looks[policy].colour, linestyle=looks[policy].dash)
     time, turns = ("time between commits", "rounds or steps") if by_elapsed else ("round latency", "rounds")
     label = f"{time} ({unit_of(runs)})"
     axes.set(title=f"How long {turns} took", xlabel=label, ylabel=f"share of the {turns} up to it")
