@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from pausefl.results.report.comparison import Comparison, as_json, as_table, compare, write_comparison
-from pausefl.results.report.comparison.figure import band_note, chosen_share, draw_comparison, draw_why, mean_latency_s
+from pausefl.results.report.comparison.figure import band_note, chosen_by_latency, draw_comparison, draw_why
 from pausefl.results.report.sweep import draw_sweep
 from pausefl.results.statistics import Spread, mean_interval
 from pausefl_proto.errors import ConfigError
@@ -43,7 +43,6 @@ def test_time_to_the_common_accuracy_and_what_it_saves(runs: Runs) -> None:
     assert pause.latency_saved is not None
     assert pause.latency_saved.least == pause.latency_saved.greatest == 1 - 3 / 8
     assert random.latency_saved == Spread.of([0.0] * 3)
-    # Totals and accuracies come from the summaries.
     assert pause.total_latency_s == Spread.of([4.0, 8.0, 12.0])
     assert random.final_accuracy == Spread.of([0.75] * 3)
     assert pause.best_accuracy is not None
@@ -173,12 +172,14 @@ def test_the_page_leads_to_each_report_that_is_drawn(runs: Runs, tmp_path: Path)
 
 
 def test_a_comparison_shows_who_was_chosen_of_fast_and_slow_clients(runs: Runs) -> None:
-    played = compare(runs).runs
-    latency_s = mean_latency_s(played)
-    assert list(latency_s.values()) == sorted(latency_s.values())
-    for policy, share in chosen_share(played, list(latency_s)).items():
-        records = [record for run in played[policy] for record in run.records]
-        assert share.sum() == pytest.approx(np.mean([len(set(r.chosen) & set(latency_s)) for r in records]))
+    points = chosen_by_latency(played := compare(runs).runs)
+    for k, of_seed in enumerate(zip(*played.values(), strict=True)):  # under another seed, a client is another
+        of_client, latency_s = (np.concatenate([r.breakdown[c] for r in of_seed]) for c in ("client_id", "latency_s"))
+        ids = np.unique(of_client)
+        mean_s = [latency_s[of_client == client_id].mean() for client_id in ids]
+        for policy, run in zip(played, of_seed, strict=True):
+            share = [np.mean([client_id in record.chosen for record in run.records]) for client_id in ids]
+            np.testing.assert_allclose(points[policy].reshape(2, 3, -1)[:, k], [mean_s, share])
     assert (figure := draw_why({f"policy {k}": played["pause"] for k in range(14)})) is not None
     assert len({(line.get_color(), line.get_marker()) for line in figure.axes[0].lines}) == 14, "two look alike"
 

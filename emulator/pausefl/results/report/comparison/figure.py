@@ -177,42 +177,44 @@ def _total(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
 
 def draw_why(runs: Runs) -> Figure | None:
     """Two panels: the share of rounds that chose each client, by mean latency; round latencies. None without data."""
-    latency_s = mean_latency_s(runs)
-    if not latency_s:
+    points = chosen_by_latency(runs)
+    if not any(found.size for found in points.values()):
         return None
     looks = looks_of(runs)
     figure = Figure(figsize=(10.4, 4.2), layout="constrained")
     chosen, rounds = figure.subplots(1, 2)
-    _chosen(chosen, runs, looks, latency_s)
+    _chosen(chosen, runs, looks, points)
     _rounds(rounds, runs, looks)
     legend_above(figure)
     return figure
 
 
-def mean_latency_s(runs: Runs) -> Mapping[str, float]:
-    """The mean measured latency of each client over all runs, by client id, the fastest first."""
-    tables = [run.breakdown for run in all_runs(runs)]
+def mean_latency_s(runs: Sequence[RunData]) -> Mapping[str, float]:
+    """The mean measured latency of each client over these runs, by client id."""
+    tables = [run.breakdown for run in runs]
     ids, of_client = np.unique(np.concatenate([table["client_id"] for table in tables]), return_inverse=True)
     mean_s = np.bincount(of_client, np.concatenate([table["latency_s"] for table in tables])) / np.bincount(of_client)
-    fastest = mean_s.argsort(kind="stable")
-    return dict(zip(ids[fastest].tolist(), mean_s[fastest].tolist(), strict=True))
+    return dict(zip(ids.tolist(), mean_s.tolist(), strict=True))
 
 
-def chosen_share(runs: Runs, client_ids: Sequence[str]) -> Mapping[str, FloatArray]:
-    """By policy: the share of its rounds, over all seeds, in which it chose each client, (clients,)."""
-    shares = {}
-    for policy, of_policy in runs.items():
-        rounds = sum(len(run.round_latency["round"]) for run in of_policy)
-        chosen = Counter(client_id for run in of_policy for client_id in run.choices["client_id"])
-        shares[policy] = np.array([chosen[client_id] for client_id in client_ids]) / max(rounds, 1)
-    return shares
+def chosen_by_latency(runs: Runs) -> Mapping[str, FloatArray]:
+    """By policy, (2, n) with a column per client and seed: its mean latency, and the share of rounds that chose it.
+
+    The mean is over all policies. Seeds are kept apart: the client of the same id may have another link under each.
+    """
+    points: dict[str, list[tuple[float, float]]] = {policy: [] for policy in runs}
+    for of_seed in zip(*runs.values(), strict=True):
+        latency_s = mean_latency_s(of_seed)
+        for policy, run in zip(runs, of_seed, strict=True):
+            chosen, rounds = Counter(run.choices["client_id"]), max(len(run.records), 1)
+            points[policy] += [(mean_s, chosen[client_id] / rounds) for client_id, mean_s in latency_s.items()]
+    return {policy: np.array(found).reshape(-1, 2).T for policy, found in points.items()}
 
 
-def _chosen(axes: Axes, runs: Runs, looks: Mapping[str, Look], latency_s: Mapping[str, float]) -> None:
-    x = np.array(list(latency_s.values()))
-    for policy, share in chosen_share(runs, list(latency_s)).items():
+def _chosen(axes: Axes, runs: Runs, looks: Mapping[str, Look], points: Mapping[str, FloatArray]) -> None:
+    for policy, (mean_s, share) in points.items():
         colour, dash = looks[policy]
-        axes.plot(x, share, _MARKERS[dash], color=colour, markersize=4.5, alpha=0.8, label=policy, clip_on=False)
+        axes.plot(mean_s, share, _MARKERS[dash], color=colour, markersize=4.5, alpha=0.8, label=policy, clip_on=False)
     axes.set(title="Who was chosen", xlabel=f"client's mean latency ({unit_of(runs)})", ylabel="share of the rounds")
     axes.set_ylim(bottom=0)
 
