@@ -193,7 +193,7 @@ class LogEvent:
     released: int = 0
     """With "joined" and "reconciled": the private releases the client counts."""
     count: int = 1
-    """How often it happened: repeated events are merged into one."""
+    """How often it happened: repeated events are merged into one. 0: it is about rounds that were taken back."""
     job_round: int = 0
     """With "given" and "withdrawn": the job's round t. The job's model is θ_(t−1)."""
     job_attempt: int = 0

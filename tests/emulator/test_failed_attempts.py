@@ -262,11 +262,10 @@ def test_no_share_in_g_or_of_the_average_exceeds_the_greatest_weight_share() -> 
 
 
 def test_the_summary_lists_who_was_capped_and_how_often() -> None:
-    events = [LogEvent("capped", "a", "device time")] * 2 + [LogEvent("capped", "b", "weight in the average")]
-    assert RunTally((), late_events=events).capped(table_of({"a": 100, "b": 10**9})) == {
-        "a": {"device time": 2},
-        "b": {"stated examples": 10**9, "weight in the average": 1},
-    }
+    told = ("a", "device time", 1), ("a", "device time", 1), ("b", "weight in the average", 1), ("c", "device time", 0)
+    events = [LogEvent("capped", client_id, what, count=count) for client_id, what, count in told]
+    capped = RunTally((), late_events=events).capped(table_of({"a": 100, "b": 10**9}))
+    assert capped == {"a": {"device time": 2}, "b": {"stated examples": 10**9, "weight in the average": 1}}
     assert RunTally(()).capped(table_of({"a": 100, "b": 300})) == {}
 
 

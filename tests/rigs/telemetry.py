@@ -60,7 +60,7 @@ def records(*, private: bool = True) -> list[RoundRecord]:
     Every kind of event has a different count, so that a test notices when two counts are confused.
     """
     joins = tuple(LogEvent("joined", client_id, n_examples=10) for client_id in "abc")
-    late = LogEvent("late", "b"), LogEvent("late", "b"), *[LogEvent("withdrawn", "c")] * 3
+    late = LogEvent("late", "b", count=2), LogEvent("late", "b", count=0), *[LogEvent("withdrawn", "c")] * 3
     return [
         _record(1, "abc", 1.5, _observations(private, a=(1, 0.5), b=(1, 0.125)), joins),
         _record(2, "aac", 2.0, _observations(private, a=(2, 0.125)), late, failed_attempts=tuple(_failed_attempts())),

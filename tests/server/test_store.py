@@ -150,7 +150,7 @@ def test_events_of_rounds_taken_back_wait_until_a_round_knows_of_them() -> None:
         store.save_late_events(5, [LogEvent("missed", "d")])
         store.go_back_to(1)
         events = tuple(store.late_events())
-        assert [(e.kind, e.client_id) for e in events] == [*(("missed", c) for c in "bcd"), ("missed", "d")]
+        assert [(e.kind, e.client_id, e.count) for e in events] == [("missed", c, c == "b") for c in "bcdd"]
         store.commit_round(record(2, observation("a"), attempt=2, events=events))
         assert store.late_events() == []
         store.close()

@@ -137,7 +137,7 @@ class RunTally:
         found: dict[str, dict[str, int]] = {}
         for row in np.flatnonzero(table.stated_examples > table.n_examples).tolist():
             found[table.ids[row]] = {"stated examples": int(table.stated_examples[row])}
-        for (client_id, what), times in self._capped.items():
+        for (client_id, what), times in (+self._capped).items():  # without those of count 0
             found.setdefault(client_id, {})[what] = times
         return found
 
@@ -173,4 +173,4 @@ class RunTally:
             if event.kind == "joined":
                 self._released_before.setdefault(event.client_id, event.released)
             elif event.kind == "capped":
-                self._capped[event.client_id, event.detail] += 1
+                self._capped[event.client_id, event.detail] += event.count

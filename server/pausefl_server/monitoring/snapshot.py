@@ -262,12 +262,15 @@ class RunSnapshot:
 
     def _after(self, state: RunState, events: Iterable[LogEvent], attempt: RoundRecord | None = None) -> "RunSnapshot":
         observations, misses = (attempt.observations, attempt.misses) if attempt is not None else ((), ())
+        counted = self.events.copy()
+        for event in events:
+            counted[event.kind] += event.count
         return replace(
             self,
             **{name: getattr(state, name) for name in _OF_THE_STATE},
             clients=self.clients.after_round(state.table, observations, misses),
             clamped=int(state.table.clamped.sum()),
-            events=self.events + Counter(event.kind for event in events),
+            events=counted,
             missed=self.missed + Counter(miss.kind for miss in misses),
         )
 

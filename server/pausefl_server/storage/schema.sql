@@ -129,7 +129,7 @@ CREATE TABLE events (
     n_examples INTEGER NOT NULL,
     epsilon_spent REAL NOT NULL,
     released INTEGER NOT NULL,
-    count INTEGER NOT NULL,            -- how often it happened: events like one another stand as one
+    count INTEGER NOT NULL,            -- how often it happened: events like one another stand as one; 0: with rounds taken back
     job_round INTEGER NOT NULL,        -- of 'given' and 'withdrawn': the round of the job; 0 otherwise
     job_attempt INTEGER NOT NULL
 ) STRICT;

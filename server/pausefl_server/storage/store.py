@@ -217,14 +217,15 @@ class Store:
         """
         self.keep_first_hellos()
         with self._transaction():
+            self._db.execute(_COUNT_NO_LATER_EVENTS, {"round": round})
             jobs = self._unsettle_jobs_after(round)
             later = dict(self._db.execute(_SELECT_ROUNDS_AFTER, (round,)).fetchall())
             for taken_back, last_attempt in later.items():
                 self._forget_round(taken_back, last_attempt, is_private=is_private)
             again = {t: last_attempt + 1 for t, last_attempt in later.items()}
             self._set_meta(_ATTEMPTS, json.dumps(self.attempts() | again))
-            for handed_out in jobs:
-                self._seal(f"round {handed_out}")
+            for changed in (*jobs, max(later, default=round) + 1):
+                self._seal(f"round {changed}")
             ends_s = json.loads(self.meta(_BROKEN_OFF) or "{}").items()
             self._set_meta(_BROKEN_OFF, json.dumps({end: had_s for end, had_s in ends_s if int(end) <= round}))
             self._forget_later_clients(round, may_owe=is_private and not self.has_ended)
@@ -369,6 +370,11 @@ _SELECT_ROUNDS_AFTER = (
     "SELECT round, max(attempt) FROM (SELECT round, attempt FROM rounds UNION ALL SELECT round, attempt FROM"
     " failed_attempts) WHERE round > ? GROUP BY round ORDER BY round DESC"
 )
+# The first attempt after the round knew of what happened before it. Later events are about jobs that were taken back.
+_COUNT_NO_LATER_EVENTS = """
+UPDATE events SET count = 0
+WHERE (round, attempt) > (:round + 1, (SELECT min(attempt) FROM events WHERE round = :round + 1))
+"""
 # A client has one job at a time: it was at work on its last one, unless it had answered or missed that by then.
 _SELECT_JOBS_AFTER = """
 WITH ends AS (SELECT client_id, round FROM observations UNION ALL SELECT client_id, round FROM misses),
