@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -148,12 +149,8 @@ class Manifest:
 
     def split(self, vector: Vector) -> dict[str, Vector]:
         """Views of `vector`, (size,) float32: one for each tensor by its name, in its shape."""
-        parts: dict[str, Vector] = {}
-        start = 0
-        for tensor in self.tensors:
-            parts[tensor.name] = vector[start : start + tensor.size].reshape(tensor.shape)
-            start += tensor.size
-        return parts
+        parts = np.split(vector, [*accumulate(tensor.size for tensor in self.tensors)])
+        return {t.name: part.reshape(t.shape) for t, part in zip(self.tensors, parts, strict=False)}
 
 
 def digest(vector: npt.NDArray[Any]) -> str:
