@@ -1,6 +1,5 @@
 """PAUSE: privacy-aware active user selection (PAUSE v2, Algorithm 1), solved exactly under the rewards R1 and R2."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
@@ -49,9 +48,9 @@ class Choice:
         """α times the cluster term of Φ_g, eq. (22), of the set at these positions."""
         if not self.marginal.any():
             return 0.0
-        counts = [count for _, count in sorted(Counter(self.cluster[chosen].tolist()).items())]
-        costs = np.concatenate((self.marginal, np.full(max(0, self.m - len(self.marginal)), self.marginal[-1])))
-        return float(np.cumsum(costs)[np.array(counts) - 1].sum())
+        _, counts = np.unique(self.cluster[chosen], return_counts=True)
+        costs = np.pad(self.marginal, (0, self.m), mode="edge")
+        return float(np.cumsum(costs)[counts - 1].sum())
 
     def finite(self) -> "Choice":
         """The same problem with great finite numbers for infinite ucb: sets keep their order, and energies subtract."""
