@@ -5,7 +5,6 @@ Existing files are kept and used; only missing ones are made. Only their owner c
 
 import datetime
 import hashlib
-import ipaddress
 import os
 import re
 import secrets
@@ -18,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from pausefl_process.tokens import read_token, read_token_digests
+from pausefl_proto.addresses import ip_address
 from pausefl_proto.errors import ConfigError
 
 _AUTHORITY_DAYS = 3650
@@ -36,7 +36,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], client_ids: Sequence[s
     for a host that clients cannot call, and if a file cannot be read or written.
     """
     for host in hosts:  # a certificate for a name that no client can call, such as HOST:PORT, is useless
-        if not _HOST_NAME.fullmatch(host) and not _is_address(host):
+        if not _HOST_NAME.fullmatch(host) and ip_address(host) is None:
             raise ConfigError(f'HOST "{host}": is no IP address, and no host name of letters, digits, hyphens and dots')
     try:
         (folder / "clients").mkdir(parents=True, exist_ok=True)
@@ -118,15 +118,8 @@ def _builder(
 
 
 def _alternative(name: str) -> x509.GeneralName:
-    return x509.IPAddress(ipaddress.ip_address(name)) if _is_address(name) else x509.DNSName(name)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+    address = ip_address(name)
+    return x509.DNSName(name) if address is None else x509.IPAddress(address)
 
 
 def _write_pair(path: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
