@@ -188,9 +188,7 @@ def _after_rounds(clients: int, m: int) -> Iterator[Context]:
 
 def _published_means_s(clients: int) -> FloatArray:
     half = clients // 2
-    k = np.arange(clients)
-    fast = _TAU_MIN_S + (0.2 - _TAU_MIN_S) * (k + 1) / half
-    return np.where(k < half, fast, 0.7 + 0.2 * (k + 1 - half) / (clients - half))
+    return np.append(np.linspace(_TAU_MIN_S, 0.2, half + 1)[1:], np.linspace(0.7, 0.9, clients - half + 1)[1:])
 
 
 def _count(table: ClientTable, rows: IntArray, times: IntArray, inverse_latency_sum: FloatArray) -> None:
