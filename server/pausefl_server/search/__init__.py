@@ -120,8 +120,8 @@ class Problem:
 
     size: int
     forced: IntArray
-    free: IntArray | None
-    """The rows that are not forced; None if all rows are free."""
+    free: IntArray
+    """The rows that are not forced."""
     ucb: FloatArray
     value: FloatArray
     places: int
@@ -139,7 +139,7 @@ class Problem:
         if not np.isfinite(value).all():
             raise ValueError("value holds NaN or an infinity")
         if len(forced) == 0:
-            return cls(len(ucb), np.empty(0, np.int64), None, ucb, value, m)
+            return cls(len(ucb), np.empty(0, np.int64), np.arange(len(ucb)), ucb, value, m)
         rows = np.unique(np.asarray(forced))
         are_rows = np.issubdtype(rows.dtype, np.integer) and rows[0] >= 0 and rows[-1] < len(ucb)
         if not are_rows or not len(rows) == len(forced) <= m:
@@ -157,7 +157,7 @@ class Problem:
             raise ValueError(f"cluster: must be integers of shape ({self.size},)")
         names, dense = np.unique(cluster, return_inverse=True)
         held = np.bincount(dense[self.forced], minlength=len(names)).astype(np.int64)
-        return (dense if self.free is None else dense[self.free]).astype(np.int64, copy=False), held
+        return dense[self.free].astype(np.int64, copy=False), held
 
     def answer(self, threshold: float, adjusted: FloatArray) -> IntArray:
         """The forced rows, and of the free rows with ucb >= threshold the `places` of greatest adjusted value."""
@@ -166,8 +166,6 @@ class Problem:
 
     def with_forced(self, positions: IntArray) -> IntArray:
         """The sorted rows of the table: the forced rows, and the free rows at these positions."""
-        if self.free is None:
-            return np.sort(positions)
         return np.sort(np.concatenate((self.forced, self.free[positions])))
 
 

@@ -79,7 +79,7 @@ class SaPause(Pause):
 
         choice, seen = choice.finite(), np.isfinite(choice.ucb)
         problem = Problem.of(choice.ucb, choice.value, choice.m, choice.forced)
-        ucb, free = problem.ucb, np.setdiff1d(np.arange(len(choice.rows)), choice.forced)
+        ucb, free = problem.ucb, problem.free
         axes = {"v2": (ucb,), "v1": (ucb, choice.g[free], choice.p[free]), "swap": ()}[self.neighbourhood]
         start = self._start_set(choice, free, context)
         cooling = Cooling(self._scale(choice, seen) / self.kappa, self.steps, self.time_cap_s)
