@@ -87,6 +87,7 @@ def published(clients: int, seed: int = 1, budget: Budget | None = BUDGET) -> Se
     ],
 )
 def test_compiled_rounds_are_the_policy_called_round_by_round(policy: Policy, budget: Budget | None, seed: int) -> None:
+    """If it fails for random and clustered: numpy seeds in a new way, and `pausefl_proto.draws` must do so, too."""
     trained = dict.fromkeys(published(10).laws, Exponential(0.1)) if seed else {}
     setting = dataclasses.replace(published(10, seed, budget), training=trained)
     assert is_compiled(policy, setting)

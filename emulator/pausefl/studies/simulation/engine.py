@@ -24,7 +24,7 @@ from pausefl.studies.simulation.steps import Steps, answer
 from pausefl_client.link import Mode
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.budget import Budget
-from pausefl_proto.draws import generator
+from pausefl_proto.draws import generator, generators
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import LogEvent, Miss, RoundRecord
 from pausefl_server.rounds.attempt import attempt_end, attempt_record, releases_of_misses
@@ -220,9 +220,8 @@ def _choices_ahead(state: RunState, setting: Setting) -> Iterator[IntArray]:
     policy, context = state.policy, context_of(setting.server, state, setting.oracle, 1, 0)
     if type(policy) not in _AHEAD:
         return repeat(np.empty(0, np.int64))
-    if isinstance(policy, Random | Clustered):
-        rngs = (generator(setting.server.seed, "selection", t, 0) for t in count(1))
-        return (policy.select(None, replace(context, rng=rng)).rows for rng in rngs)
+    if isinstance(policy, Random | Clustered) and len(context.eligible) > policy.m:
+        return policy.draws(context, generators(setting.server.seed, "selection", ((t, 0) for t in count(1))))
     return repeat(policy.select(None, context).rows)
 
 

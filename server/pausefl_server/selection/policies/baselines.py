@@ -4,11 +4,13 @@
 Wang and Joshi (AISTATS 2022). `All` is FedAvg with full participation, with or without privacy.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
+from pausefl_proto.arrays import IntArray
 from pausefl_proto.number_types import Count, NonNegative, PositiveShare, Whole
 from pausefl_server.clients import ClientTable
 from pausefl_server.selection.base import Context, Policy, Selection
@@ -33,8 +35,14 @@ class Random(Policy):
     """Chooses m of the eligible clients, uniformly, without replacement: PAUSE's first baseline."""
 
     def select(self, state: Any, context: Context) -> Selection:
+        (rows,) = self.draws(context, [context.rng])
+        return Selection(np.sort(rows))
+
+    def draws(self, context: Context, rngs: Iterable[np.random.Generator]) -> Iterator[IntArray]:
+        """The rows that each of these generators draws in this context."""
         rows = rows_in_tie_order(context)  # so that the draw does not depend on the order of rows
-        return Selection(np.sort(context.rng.choice(rows, min(self.m, len(rows)), replace=False)))
+        m = min(self.m, len(rows))
+        return (rng.choice(rows, m, replace=False) for rng in rngs)
 
 
 @dataclass(frozen=True)
@@ -66,15 +74,19 @@ class Clustered(Policy):
         """The clients drawn by this round's generator, one per urn."""
         if len(context.eligible) <= self.m:
             return Selection(context.eligible)
+        (rows,) = self.draws(context, [context.rng])
+        return Selection(np.sort(rows), weights=np.full(self.m, 1.0 / self.m))
+
+    def draws(self, context: Context, rngs: Iterable[np.random.Generator]) -> Iterator[IntArray]:
+        """The rows that each of these generators draws in this context, one per urn."""
         rows = rows_in_tie_order(context)
         sizes = context.table.n_examples[rows]
         if not sizes.any():
             sizes = np.ones(len(rows), np.int64)
         largest_first = (-sizes).argsort(kind="stable")
         ends, urn = (self.m * sizes[largest_first]).cumsum(), int(sizes.sum())
-        points = np.arange(self.m) * urn + context.rng.integers(urn, size=self.m)
-        drawn = rows[largest_first][ends.searchsorted(points, side="right")]
-        return Selection(np.sort(drawn), weights=np.full(self.m, 1.0 / self.m))
+        begins, rows = np.arange(self.m) * urn, rows[largest_first]
+        return (rows[ends.searchsorted(begins + rng.integers(urn, size=self.m), side="right")] for rng in rngs)
 
 
 @dataclass(frozen=True)
