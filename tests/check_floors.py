@@ -61,9 +61,11 @@ def main(environment: Path) -> None:
             print(f"python {command}", flush=True)
             played = subprocess.run(
                 [python, *shlex.split(command)],
-                cwd=folder, env={**os.environ, "PYTHONPATH": os.pathsep.join(sources)}, check=False,
+                cwd=folder, env={**os.environ, "PYTHONPATH": os.pathsep.join(sources)}, check=False, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )  # fmt: skip
-            if played.returncode:
+            print(played.stdout, flush=True)
+            if played.returncode or "is told nothing more" in played.stdout:  # an observer failed
                 sys.exit(f"status {played.returncode} on {', '.join(floors)}")
 
 

@@ -159,7 +159,7 @@ def test_an_observer_whose_package_is_missing_says_what_to_install(monkeypatch: 
         load_observers(["mlflow"])
 
 
-@pytest.mark.parametrize(("subset", "name"), [(True, "R² _mean_/test"), (False, "R² _mean_/test/all")])
+@pytest.mark.parametrize(("subset", "name"), [(True, "R² _mean_/test"), (False, "R² _mean_/test-all")])
 def test_a_regression_is_not_shown_as_a_classification_nor_all_data_as_a_part(subset: bool, name: str) -> None:
     assert figures(ModelEvaluated(3, "test", 0.75, None, "R² (mean)", subset)) == {name: (3, 0.75)}
 

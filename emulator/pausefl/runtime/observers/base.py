@@ -29,12 +29,12 @@ class Observer:
 
 
 def figures(event: ProgressEvent) -> Mapping[str, tuple[int, float]]:
-    """Name -> (round, value), for a round or an evaluation, with "/all" if it used all examples; else empty."""
+    """Name -> (round, value), for a round or an evaluation, with "-all" if it used all examples; else empty."""
     match event:
         case RoundCommitted(number):
             return {name: (number, float(getattr(event, name))) for name in _OF_A_ROUND}
         case ModelEvaluated(number, split, accuracy, loss, metric, subset):
-            data = split if subset else f"{split}/all"  # at the end, the best model is evaluated after later ones
+            data = split if subset else f"{split}-all"  # at the end, the best model is evaluated after later ones
             losses = {} if loss is None else {f"loss/{data}": (number, loss)}
             name = re.sub(r"[^\w .:-]", "_", metric)  # the characters that MLflow accepts
             return {f"{name}/{data}": (number, accuracy), **losses}
