@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from pausefl_proto.errors import BudgetError, ConfigError
 from pausefl_proto.number_types import Bounded
@@ -33,7 +33,7 @@ _SEED_BYTES = 16
 # A Laplace draw in float64 never exceeds 45 scales: below this the noised update fits float32.
 _MAX_SCALE = 1e36
 # Far above float32's subnormal numbers: no factor reliably makes those smaller, so their sum could not be clipped.
-Clip = Annotated[float, Ge(1e-20)]
+Clip = Annotated[float, Ge(1e-20), Le(1e20)]
 
 
 class LaplaceSource(Protocol):
