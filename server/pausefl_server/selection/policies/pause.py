@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Literal
 
 import numpy as np
@@ -49,8 +50,12 @@ class Choice:
         if not self.marginal.any():
             return 0.0
         _, counts = np.unique(self.cluster[chosen], return_counts=True)
-        costs = np.pad(self.marginal, (0, self.m), mode="edge")
-        return float(np.cumsum(costs)[counts - 1].sum())
+        return float(self._costs[counts - 1].sum())
+
+    @cached_property
+    def _costs(self) -> FloatArray:
+        """The cost of a cluster with 1, 2, ... chosen members, (m or more,). Annealing may ask for it at every step."""
+        return np.cumsum(np.pad(self.marginal, (0, self.m), mode="edge"))
 
     def finite(self) -> "Choice":
         """The same problem with great finite numbers for infinite ucb: sets keep their order, and energies subtract."""
