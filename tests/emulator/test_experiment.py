@@ -106,6 +106,7 @@ MISTAKES = [
     ("privacy.epsilon_budget=nan", "privacy.epsilon_budget = nan", "above 0"),
     ("privacy.epsilon_budget=inf", "privacy.epsilon_budget = inf", "finite number"),
     ("privacy.clip=0.0", "privacy.clip = 0.0", "at least 1e-20"),
+    ("privacy.clip=1e38", "privacy.clip = 1e+38", "at most 1e+20"),
     ("privacy.epsilon_floor=99.0", "privacy.epsilon_floor = 99", "at most epsilon_1 = 3.92106"),
     ("privacy.noise_to_clip_max=0.1", "privacy.noise_to_clip_max = 0.1", "at least 2/epsilon_1 = 0.510067"),
     ("latency.time_scale=0.0", "latency.time_scale = 0.0", "at least 1e-06"),
