@@ -303,6 +303,7 @@ async def test_a_server_is_ready_from_its_first_round_on(tmp_path: Path) -> None
             await told(f"{base}/readyz", (503, "waiting for clients (1 connected)"))
             await take_a_job(second)
             await told(f"{base}/readyz", (200, "ok"))
+        await told(f"{base}/readyz", (503, "no client is connected"))
 
 
 @pytest.mark.slow
