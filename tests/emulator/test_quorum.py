@@ -14,12 +14,8 @@ from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.server_records import selected_policy
 from pausefl_proto.budget import Release
 from pausefl_proto.errors import WireError
-from pausefl_server.model.aggregation import Aggregation, weighted_mean
-from pausefl_server.model.global_model import GlobalModel
-from pausefl_server.model.optimizers import ServerOptimizer
-from pausefl_server.model.staleness import Asynchronous
+from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.records import EventKind, LogEvent, Ping
-from pausefl_server.rounds.aggregation import WeightedUpdate, discounted
 from pausefl_server.rounds.deadline import answers_needed
 from pausefl_server.rounds.elapsed import Elapsed
 from pausefl_server.rounds.late_updates import LateUpdates
@@ -146,15 +142,6 @@ async def test_a_kept_late_update_is_damped_in_the_next_model(rig: MakeRig) -> N
         np.testing.assert_allclose(r.coordinator.model.theta, r.theta_0 + update_of("a", 1) + second, rtol=1e-5)
         assert ("merged", "b") in r.events()
         assert (r.spent("b"), r.coordinator.state.table.used.tolist()) == ((1, BUDGET.spent(1)), [2, 1])
-
-
-def test_late_updates_are_damped_as_fedbuff_damps_them() -> None:
-    """Σ s(τ)Δ / K with equal weights: a fresh update of 1 and one of 10 that is 9 rounds late; then two late ones."""
-    model = GlobalModel.start(np.zeros(1, np.float32), ServerOptimizer())
-    late = discounted(WeightedUpdate("b", np.full(1, 10, np.float32), 66.0, staleness=9), Asynchronous(), model)
-    both = weighted_mean([np.ones(1, np.float32), late.vector], np.array([66.0, late.weight]))
-    np.testing.assert_allclose(both, (1 + 10 / math.sqrt(10)) / 2, rtol=1e-6)
-    np.testing.assert_allclose(weighted_mean([late.vector] * 2, np.full(2, late.weight)), math.sqrt(10), rtol=1e-6)
 
 
 @pytest.mark.parametrize("keeps", [True, False])

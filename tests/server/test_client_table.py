@@ -207,6 +207,16 @@ def test_a_fresh_and_a_late_update_of_a_client_are_rejected_each_once() -> None:
     np.testing.assert_allclose(found.model.theta, unit)
 
 
+@pytest.mark.parametrize(
+    ("rule", "old"), [({}, 10), ({"rule": "norm-clip"}, 1), ({"rule": "krum"}, 1), ({"norm_limit": 1.5}, 1)]
+)
+def test_rules_see_updates_as_they_came_and_old_ones_count_less_as_in_fedbuff(rule: dict[str, Any], old: float) -> None:
+    """Σ s(τ)Δ / K with equal weights, of one fresh update and two that are three rounds late: s = 1/2."""
+    late = [(replace(answer_of(i, 1, Release(), vector=np.full(2, old, np.float32)), round=-2), 10.0) for i in "cd"]
+    found = aggregated({"a": np.ones(2, np.float32)}, server_settings(2, aggregation=Aggregation(**rule)), None, late)
+    np.testing.assert_allclose(found.model.theta, (1 + 2 * old / 2) / 3, rtol=1e-6)
+
+
 def test_a_table_made_of_some_columns_has_the_others_at_their_defaults() -> None:
     built = ClientTable(ids=["a", "b"], row_of={"a": 0, "b": 1}, n_examples=np.array([3, 4]))
     joined = ClientTable()

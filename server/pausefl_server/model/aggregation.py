@@ -13,7 +13,7 @@ import numpy as np
 from annotated_types import Gt
 
 from pausefl_process.registry import Registry
-from pausefl_proto.arrays import FloatArray, form
+from pausefl_proto.arrays import FloatArray, form, read_only
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.number_types import Positive, PositiveShare, Whole
 from pausefl_proto.wire import Vector
@@ -59,6 +59,16 @@ class Aggregation:
         if isinstance(self.rule, AggregationRule):
             return checked_vector(self.rule.combine(updates, weights), updates[0].size, "aggregation.rule")
         return _COMBINED_BY[self.rule](self, updates, weights)
+
+    def discounted(self, updates: Sequence[Vector], weights: FloatArray, discounts: FloatArray | None) -> Vector:
+        """`combine`, in which update i counts `discounts[i]` as much. The rule sees updates as they came.
+
+        A discounted vector would look like one that agrees with other old ones: krum would choose it.
+        """
+        if discounts is None or discounts.min() == 1:
+            return self.combine(updates, read_only(weights))
+        share = np.average(discounts, weights=weights if self.rule in ("fedavg", "norm-clip") else None)
+        return np.float32(share) * self.combine(updates, read_only(weights * discounts))
 
 
 def checked_vector(found: Vector, size: int, key: str) -> Vector:

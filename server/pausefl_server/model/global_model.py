@@ -58,13 +58,14 @@ class GlobalModel:
         optimizer: Optimizer,
         *,
         clients: int | None = None,
+        discounts: FloatArray | None = None,
     ) -> "GlobalModel":
-        """The model moved by these n updates, each of `theta`'s size, combined by `rule` with one weight each.
+        """The model moved by n updates, each of `theta`'s size, combined by `rule` with weights and factors s(τ).
 
         `clients` is N, the number of all clients; n by default. c moves by Σ Δc_i / N, unweighted (eq. (5)).
         """
         d = self.model_size
-        change = rule.combine([update[:d] for update in updates], read_only(weights))
+        change = rule.discounted([update[:d] for update in updates], weights, discounts)
         share = min(1.0, len(updates) / (clients or len(updates)))
         # A step must not write to θ: clients and the evaluator may still need this model.
         given = read_only(self.theta[:d])

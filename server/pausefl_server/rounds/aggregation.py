@@ -61,22 +61,22 @@ def aggregate(
     updates += [WeightedUpdate(u.client_id, u.vector, weight, step.number - u.round) for u, weight in late]
     if not updates:
         return AggregatedRound(model, observations, tuple(step.capped))
-    updates = [discounted(update, settings.asynchronous, model) for update in updates]
-    found: dict[int, str] = {}
-    if (limit := settings.aggregation.norm_limit) is not None:
-        found = outliers([update.vector[: model.model_size] for update in updates], limit)
+    limit = settings.aggregation.norm_limit
+    found = {} if limit is None else outliers([update.vector[: model.model_size] for update in updates], limit)
     # A client that was drawn twice has one fresh update, and may have a late one besides.
     fresh = len(admitted)
     reasons = {(updates[i].client_id, i < fresh): reason for i, reason in found.items()}
     events = (*(LogEvent("rejected", client_id, reason) for (client_id, _), reason in reasons.items()), *step.capped)
     of_late = enumerate((update for update, _ in late), fresh)
     fates = [dropped(update, found[i]) if i in found else merged(update, step.number) for i, update in of_late]
-    kept = [i for i in range(len(updates)) if i not in found]
-    updates = [updates[i] for i in kept]
+    kept, steps = [i for i in range(len(updates)) if i not in found], settings.asynchronous
+    updates = [mixed(updates[i], steps, model) for i in kept]
+    discounts = np.array([steps.weight(update.staleness) for update in updates])
+    if steps.normaliser == "discounted":
+        updates = [replace(u, weight=u.weight * s) for u, s in zip(updates, discounts.tolist(), strict=True)]
+        discounts = np.ones(len(updates))
     shares, capped = _capped(updates, settings.aggregation.weight_share_max)
-    coefficients = shares / shares.sum()
-    if settings.asynchronous.normaliser == "plain":
-        coefficients = coefficients * [settings.asynchronous.weight(update.staleness) for update in updates]
+    coefficients = shares / shares.sum() * discounts
     of_client = Counter[str]()
     for i, coefficient in zip(kept, coefficients.tolist(), strict=True):
         if i < fresh:
@@ -85,27 +85,18 @@ def aggregate(
         observations[client_id] = replace(observations.get(client_id, step.observations[client_id]), weight=weight)
     vectors, clients, optimizer = [u.vector for u in updates], len(state.table), settings.optimizer
     if (tiers := state.policy.tiers_of(state.policy_state, state.table)) is not None:
-        steps, tier = settings.asynchronous, int(tiers[state.table.rows(step.updates)].max())
-        optimizer = TierModels(steps.concurrency // steps.buffer, tier)
-    model = model.updated(vectors, shares, settings.aggregation, optimizer, clients=clients)
+        optimizer = TierModels(steps.concurrency // steps.buffer, int(tiers[state.table.rows(step.updates)].max()))
+    model = model.updated(vectors, shares, settings.aggregation, optimizer, clients=clients, discounts=discounts)
     return AggregatedRound(model, observations, (*events, *capped, *fates))
 
 
-def discounted(update: WeightedUpdate, steps: Asynchronous, model: GlobalModel) -> WeightedUpdate:
-    """The update as it enters the sum: its vector is discounted or, with normaliser "discounted", its weight.
-
-    The statistics at the vector's end are not a change of the model, and are not discounted.
-    """
-    factor = steps.weight(update.staleness)
-    if steps.normaliser == "discounted":
-        update, factor = replace(update, weight=update.weight * factor), 1.0
-    if factor == 1.0 and update.base is None:
+def mixed(update: WeightedUpdate, steps: Asynchronous, model: GlobalModel) -> WeightedUpdate:
+    """The update as the change that mixes its client's own model into this one, by α; the same unless it has a base."""
+    if update.base is None:
         return update
     vector, d = update.vector.copy(), update.vector.size - model.statistics_size
-    if update.base is not None:  # the change that mixes the client's own model into this one
-        vector[:d] += update.base[:d] - model.theta[:d]
-        factor *= steps.alpha if steps.rule == "fedasync" else 1.0
-    vector[:d] *= np.float32(factor)
+    vector[:d] += update.base[:d] - model.theta[:d]
+    vector[:d] *= np.float32(steps.alpha if steps.rule == "fedasync" else 1.0)
     return replace(update, vector=vector)
 
 
@@ -136,12 +127,10 @@ def _capped(updates: list[WeightedUpdate], share_max: float) -> tuple[FloatArray
     weights = np.array([update.weight for update in updates])
     if share_max == 1:
         return weights, ()
-    place = {client_id: i for i, client_id in enumerate(dict.fromkeys(update.client_id for update in updates))}
-    client = np.array([place[update.client_id] for update in updates])
-    stated = np.zeros(len(place))
-    np.add.at(stated, client, weights)
+    ids, client = np.unique([update.client_id for update in updates], return_inverse=True)
+    stated = np.bincount(client, weights).astype(float)
     shares = capped_shares(stated, share_max)
-    parts = zip(place, stated / stated.sum(), shares, strict=True)
+    parts = zip(ids.tolist(), stated / stated.sum(), shares, strict=True)
     cut = (client_id for client_id, share, capped in parts if capped < share * (1 - 1e-9))
     events = tuple(LogEvent("capped", client_id, "weight in the average") for client_id in cut)
     return shares[client] * (weights / stated[client]), events
