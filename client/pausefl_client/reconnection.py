@@ -33,7 +33,7 @@ class Reconnection:
         self._jitter = random.Random(client_id)
         self._last_contact_s = clock()
         self._is_damaged = False  # whether the last stream ended with a damaged message
-        self._is_told = False  # whether the lost connection was logged
+        self._told = set[str]()  # the reasons that were logged since the last welcome
         self._was_welcome = False
 
     def connected(self) -> None:
@@ -41,9 +41,9 @@ class Reconnection:
         self._was_welcome = True
         if not self._is_damaged:
             self._retry_s = self._retry_every_s
-        if self._is_told:
+        if self._told:
             self._log(logging.INFO, "connected")
-        self._is_damaged = self._is_told = False
+        self._is_damaged, self._told = False, set()
 
     def disconnected(self) -> None:
         """Note that a stream on which the client was welcomed has ended."""
@@ -65,10 +65,10 @@ class Reconnection:
         reason = str(error) or "it gives no welcome"
         if self._clock() - self._last_contact_s > self._patience_s:
             raise PauseflError(f"the server cannot be reached: {reason}") from error
-        if not self._is_told:
+        if reason not in self._told:
             how_long = "until it is back" if math.isinf(self._patience_s) else f"for up to {self._patience_s:g} s"
             self._log(logging.INFO, f"no connection to the server ({reason}); trying {how_long}")
-            self._is_told = True
+            self._told.add(reason)
 
     async def wait(self, longest_s: float = _LONGEST_RETRY_S) -> None:
         """Wait until it is time to try again. The wait is random, so that clients do not all reconnect at once."""

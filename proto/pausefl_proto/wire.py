@@ -5,7 +5,7 @@ Nothing is pickled: bytes from the other side become an array of floats, or rais
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Protocol, TypeVar
@@ -86,6 +86,8 @@ class Manifest:
     tensors: tuple[TensorSpec, ...]
     constants: str = ""
     """A digest of the model's other tensors, which are not sent and equal everywhere. Empty if there are none."""
+    probe: tuple[float, ...] = field(default=(), compare=False)
+    """What the model, with fixed values, makes of held-out examples: the same everywhere, but for rounding."""
 
     @cached_property
     def size(self) -> int:
@@ -133,10 +135,8 @@ class Manifest:
 
     def to_message(self) -> pb.Manifest:
         """The manifest as a message."""
-        return pb.Manifest(
-            tensors=[pb.Tensor(name=t.name, shape=t.shape, dtype="float32") for t in self.tensors],
-            constants=self.constants,
-        )
+        tensors = [pb.Tensor(name=t.name, shape=t.shape, dtype="float32") for t in self.tensors]
+        return pb.Manifest(tensors=tensors, constants=self.constants, probe=self.probe)
 
     @staticmethod
     def from_message(message: pb.Manifest) -> "Manifest":
@@ -145,7 +145,8 @@ class Manifest:
             if tensor.dtype != "float32":
                 name, dtype = (shown(text, _LONGEST_NAME) for text in (tensor.name, tensor.dtype))
                 raise WireError(f"tensor {name!r} has dtype {dtype!r}, only float32 travels")
-        return Manifest(tuple(TensorSpec(t.name, tuple(t.shape)) for t in message.tensors), message.constants)
+        tensors = tuple(TensorSpec(t.name, tuple(t.shape)) for t in message.tensors)
+        return Manifest(tensors, message.constants, tuple(message.probe))
 
     def split(self, vector: Vector) -> dict[str, Vector]:
         """Views of `vector`, (size,) float32: one for each tensor by its name, in its shape."""

@@ -297,10 +297,7 @@ BAD_DRAWS = {
     "too many": (lambda n: np.ones(n + 1), r"BadDraws.sample: must return .* shape \(\d+,\).* one of shape \(\d+,\)"),
     "scalar": (lambda n: 0.1, r"BadDraws.sample: must return .* shape \(\d+,\).* one of shape \(\)"),  # noqa: ARG005 - wrong on purpose
     "nothing": (lambda n: [None] * n, "BadDraws.sample: must return numbers|draws NaN"),
-    "durations": (
-        lambda n: np.full(n, np.timedelta64(100, "ms")),
-        r"numbers of seconds; .* timedelta64\[ms\]",
-    ),
+    "durations": (lambda n: np.full(n, np.timedelta64(100, "ms")), r"numbers of seconds; .* timedelta64\[ms\]"),
     "unseeded": (lambda n: np.random.default_rng().random(n), "draws differ where `rng` is the same"),
     "error": (lambda n: 1 / (n - n), "ZeroDivisionError"),
     "file": (lambda n: np.load(f"/{n}/draws.npy"), "FileNotFoundError: .*draws.npy'"),

@@ -25,11 +25,7 @@ from pausefl.runtime.fleet import Fleet
 from pausefl.runtime.forks import forked_client, forked_run
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.processes import environment
-from pausefl.runtime.processes.environment import (
-    added_to_environment,
-    environment_of_children,
-    grpc_defaults,
-)
+from pausefl.runtime.processes.environment import added_to_environment, environment_of_children, grpc_defaults
 from pausefl.runtime.processes.forking import ForkedProcess, forget_fork_server
 from pausefl.runtime.processes.lifetime import begin_to_import, start
 from pausefl_proto.errors import ConfigError, PauseflError

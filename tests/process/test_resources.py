@@ -103,34 +103,22 @@ def fail_at(event: int, happened: int) -> None:
         raise RuntimeError(f"event {event}")
 
 
-def test_events_after_one_that_fails_are_handled_in_the_next_turn() -> None:
+@pytest.mark.parametrize(("is_failing", "turns"), [(True, [[1, 2], [3], [4]]), (False, [[1, 2, 3], [4]])])
+def test_events_after_one_that_fails_or_whose_bytes_another_loop_has_taken(is_failing: bool, turns: list[Any]) -> None:
     async def play() -> list[list[int]]:
         loop, failed = asyncio.get_running_loop(), list[str]()
         loop.set_exception_handler(lambda _, context: failed.append(str(context["exception"])))
         with closing(Grpc(loop)) as grpcs:
-            grpcs.on_event = partial(fail_at, 2)
+            taking = {1: grpcs.take_all}
+            grpcs.on_event = partial(fail_at, 2) if is_failing else lambda event: taking.get(event, lambda: None)()
             grpcs.happen(1, 2, 3)
-            await grpcs.told(2)
-            assert failed == ["event 2"]
-            return grpcs.turns
-
-    assert run(play()) == [[1, 2], [3]]
-
-
-def test_bytes_that_another_loop_has_taken_are_no_error() -> None:
-    async def play() -> list[list[int]]:
-        loop, failed = asyncio.get_running_loop(), list[object]()
-        loop.set_exception_handler(lambda _, context: failed.append(context))
-        with closing(Grpc(loop)) as grpcs:
-            grpcs.on_event = lambda event: None if event != 1 else grpcs.take_all()
-            grpcs.happen(1, 2, 3)
-            await grpcs.told(1)
+            await grpcs.told(len(turns) - 1)
             grpcs.happen(4)
-            await grpcs.told(2)
-            assert failed == []
+            await grpcs.told(len(turns))
+            assert failed == ["event 2"] * is_failing
             return grpcs.turns
 
-    assert run(play()) == [[1, 2, 3], [4]]
+    assert run(play()) == turns
 
 
 def test_other_readers_are_left_as_they_are() -> None:

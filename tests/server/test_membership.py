@@ -166,14 +166,16 @@ async def test_who_gives_no_answer_is_missed_and_its_late_update_only_charged(ri
     assert (r.spent("b"), r.rejected()) == ((2, BUDGET.spent(2)), 0)
 
 
-async def test_who_comes_back_within_the_round_gets_the_same_job(rig: MakeRig) -> None:
+async def test_who_comes_back_within_the_round_gets_the_same_job_timed_from_the_first_hand_over(rig: MakeRig) -> None:
     async with rig(rounds=1).playing("a") as r:
         b = await r.join("b", manual=True)
         job = await b.next_job()
-        await r.lose(b)
+        await r.lose(b, handed_over_s=job.ready_s + 0.25)
         again = await r.join("b", manual=True)
-        assert (await again.next_job()).messages is job.messages
+        sent_again = await again.next_job()
+        assert sent_again.messages is job.messages
         await again.answer(1)
+    assert (job.handed_over_s, sent_again.handed_over_s, sent_again.ready_s) == (None, job.ready_s + 0.25, job.ready_s)
     assert [o.client_id for o in r.store.rounds()[0].observations] == ["a", "b"]
     assert r.events() == [("left", "b")]
 

@@ -407,18 +407,6 @@ async def test_a_round_with_a_miss_takes_at_least_what_was_waited_for(rig: MakeR
         assert record.is_censored
 
 
-async def test_an_answer_of_a_client_that_returned_counts_from_the_first_hand_over(rig: MakeRig) -> None:
-    async with rig(rounds=1).playing("a") as r:
-        b = await r.join("b", manual=True)
-        job = await b.next_job()
-        await r.lose(b, handed_over_s=job.ready_s + 0.25)
-        again = await r.join("b", manual=True)
-        sent_again = await again.next_job()
-        await again.answer(1)
-    assert (job.handed_over_s, sent_again.handed_over_s) == (None, job.ready_s + 0.25)
-    assert sent_again.ready_s == job.ready_s
-
-
 async def test_a_resting_client_is_left_out_until_its_rest_is_over(rig: MakeRig) -> None:
     async with rig(rounds=8, round_timeout_s=0.05, policy=Pause(1), minimum_clients=3).playing("ab") as r:
         silent = await r.join("c", manual=True)

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.in_force import config_toml, in_force
@@ -15,13 +17,16 @@ from pausefl.runtime.client.agreement import accepted, agreement_of, offer_of
 from pausefl.runtime.client.connecting import fetch_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import run_clients_over_grpc
+from pausefl.runtime.client.torch_trainers import make_torch_trainers
+from pausefl_client.training.models import mlp, probe_of
 from pausefl_proto.errors import ConfigError, PauseflError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import PROTOCOL_VERSION
+from pausefl_proto.wire import PROTOCOL_VERSION, Manifest
 from pausefl_server.clients import ClientTable
 from pausefl_server.rounds.admission import check_hello
-from rigs.command import toml_of
+from rigs.command import run, sets, toml_of
 from rigs.federation import SIZE, federation, log_of
+from rigs.own_models import DIGITS, evaluator_of
 from rigs.settings import server_settings
 
 TWO = toml_of(
@@ -33,7 +38,7 @@ TWO = toml_of(
         "workload": {"model": "synthetic", "model_bytes": 4 * SIZE},
     }
 )
-NO_PRIVACY = {"privacy": {"enabled": False}}
+NO_PRIVACY, EMPTY = {"privacy": {"enabled": False}}, Manifest(())
 
 
 @pytest.mark.parametrize(
@@ -77,12 +82,43 @@ def test_the_file_of_a_resumed_run_agrees_with_the_one_it_began_with(said: list[
     assert agreement_of(parse_experiment(config_toml(in_force(began)))) == agreement_of(began)
 
 
-def refusal(theirs: dict[str, str], run_has: dict[str, str]) -> str:
-    """The message to a client whose agreement differs from the run's."""
-    hello = pb.Hello(protocol_version=PROTOCOL_VERSION, client_id="a", n_examples=1, agreement=theirs)
+def refusal(theirs: dict[str, str], run_has: dict[str, str], run: Manifest = EMPTY, **of_client: Any) -> str:
+    """The message to a client whose agreement, or manifest, differs from the run's."""
+    hello = pb.Hello(protocol_version=PROTOCOL_VERSION, client_id="a", n_examples=1, agreement=theirs, **of_client)
     with pytest.raises(WireError) as refused:
-        check_hello(hello, server_settings(SIZE, agreement=run_has), ClientTable(1), ())
+        check_hello(hello, server_settings(SIZE, agreement=run_has, manifest=run), ClientTable(1), ())
     return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("held_out", "layers"),
+    [
+        ({"labels": 9 - DIGITS.validation.labels}, ()),
+        ({"inputs": DIGITS.validation.inputs // 2}, ()),
+        ({}, [nn.Tanh()]),
+    ],
+)
+def test_a_host_with_other_held_out_data_or_another_model_is_refused(
+    held_out: Any, layers: Iterable[nn.Module]
+) -> None:
+    """Once its clients trained on other classes, scales or layers than the rest, without a word."""
+    plan, manifest = client_plan(parse_experiment(TWO, ["workload.model=mlp"])), evaluator_of().initial.manifest
+    assert make_torch_trainers(plan.training, ["client-000"])["client-000"].manifest.probe == manifest.probe
+    data = replace(DIGITS, validation=replace(DIGITS.validation, **held_out))
+    theirs = replace(manifest, probe=probe_of(nn.Sequential(mlp((1, 8, 8), 10), *layers), data))
+    said = refusal({}, {}, manifest=theirs.to_message(), run=Manifest.from_message(manifest.to_message()))
+    assert said.startswith("its data, model or loss are not this run's: with equal parameters, held-out examples give")
+
+
+@pytest.mark.end_to_end
+def test_processes_that_are_started_apart_order_sets_of_texts_alike(tmp_path: Path) -> None:
+    """Otherwise each numbers classes by a set of their names in an order of its own."""
+    (tmp_path / "own.py").write_text("def data(seed):\n    raise ValueError(hash('a text'))\n")
+    (file := tmp_path / "two.toml").write_text(TWO)
+    own = sets("workload.dataset=own:data", "workload.model=mlp")
+    client = ["client", "--server=127.0.0.1:9", "--client-id=client-000"]
+    said = [run(*words, file, *own).stderr for words in (["evaluator"], client)]
+    assert len({text.partition("ValueError: ")[2].split()[0] for text in said}) == 1
 
 
 def test_of_long_values_the_part_that_differs_is_told() -> None:

@@ -21,10 +21,7 @@ from rigs.places import ROOT, copied_sources, pip, source_files
 from rigs.waiting import wait_for
 
 PACKAGES = ("pausefl", "pausefl_client", "pausefl_process", "pausefl_proto", "pausefl_server")
-PLUGINS = (
-    "examples/plugin/",
-    *(f"plugins/{each.name}/" for each in (ROOT / "plugins").iterdir()),
-)
+PLUGINS = ("examples/plugin/", *(f"plugins/{each.name}/" for each in (ROOT / "plugins").iterdir()))
 # Only packages of the environment are used: nothing is downloaded.
 OFFLINE = ("--no-deps", "--no-index", "--no-build-isolation", "--quiet")
 

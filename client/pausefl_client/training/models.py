@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -9,12 +10,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from pausefl_client.data.datasets import Dataset
 from pausefl_client.data.text import BUCKETS
 from pausefl_client.global_generators import seeded_generators
 from pausefl_client.registries import MODELS
 from pausefl_client.training.image_network import ImageNetwork
 from pausefl_client.training.model_vector import check_carried, trained_parameters
-from pausefl_proto.draws import stable_hash
+from pausefl_client.training.tasks import Classification
+from pausefl_client.training.torch_trainer import normalise
+from pausefl_process.plugins import OWN_CODE_ERRORS
+from pausefl_proto.draws import generator, stable_hash
 from pausefl_proto.errors import ConfigError
 
 _KEY = "workload.model"
@@ -24,6 +29,7 @@ _CNN3 = ((32, 3, True), (64, 3, True), (128, 3, True))
 # The share of a text's words hidden during training.
 _HIDDEN_SHARE = 0.5
 _FOR_TEXTS = {"fedts_agnews"}
+_PROBE_S = 1.0  # a large model makes of fewer examples what hosts compare
 
 
 def build_model(
@@ -46,6 +52,29 @@ def build_model(
     if not trained_parameters(model):
         raise ConfigError(f'{_KEY} = "{name}": has no parameters to train')
     return model
+
+
+def probe_of(model: nn.Module, data: Dataset) -> tuple[float, ...]:
+    """The mean size of held-out inputs, and the losses of pairs of them after `model` got fixed values. See `Manifest`.
+
+    Hosts that draw the first model otherwise find the same. Empty if the model or the task does not take these values.
+    """
+    rng, loss, until_s = generator(0, "probe"), (data.task or Classification()).loss, time.monotonic() + _PROBE_S
+    held_out = data.validation.take(slice(min(32, len(data.validation) // 2 * 2)))
+    inputs, targets = normalise(torch.tensor(held_out.inputs)), torch.tensor(held_out.labels)
+    try:
+        for parameter in trained_parameters(model).values():
+            values = (5 * rng.random(d := parameter.numel(), "float32") - 2.5) * d**-0.25
+            parameter.data.copy_(torch.from_numpy(values).reshape(parameter.shape))
+        model.eval()
+        model = getattr(model, "_orig_mod", model)  # without torch.compile, which takes long
+        with torch.no_grad(), seeded_generators(0):
+            pairs = zip(torch.split(inputs, 2), torch.split(targets, 2), strict=True)
+            pairs_in_time = itertools.takewhile(lambda _: time.monotonic() < until_s, pairs)
+            losses = [float(loss(model(some), of).double().mean().nan_to_num()) for some, of in pairs_in_time]
+    except OWN_CODE_ERRORS:
+        return ()
+    return float(inputs.double().abs().mean().nan_to_num()), *losses
 
 
 def mlp(input_shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -107,9 +107,7 @@ _Place = tuple[Any, str, list[int]]
 """(parameter, name, shape) of one of the parameter's states."""
 
 
-def _parted(
-    states: Mapping[Any, Any],
-) -> tuple[dict[Any, Any], dict[str, list[tuple[_Place, torch.Tensor]]]]:
+def _parted(states: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[str, list[tuple[_Place, torch.Tensor]]]]:
     """Split an optimizer's states into those without plain tensors, by parameter, and the plain tensors, by dtype."""
     rest: dict[Any, Any] = {}
     tensors: dict[str, list[tuple[_Place, torch.Tensor]]] = {}

@@ -163,7 +163,8 @@ def _after_rounds(clients: int, m: int) -> Iterator[Context]:
     """Three states of PAUSE's own trajectory: 16 rounds after each client was chosen once, about 3 and 10 times."""
     for typical in (1, 3, 10):
         rng = generator(1, "bench", "history", clients, typical)
-        mean_s = _published_means_s(clients)
+        half = clients // 2
+        mean_s = np.append(np.linspace(_TAU_MIN_S, 0.2, half + 1)[1:], np.linspace(0.7, 0.9, clients - half + 1)[1:])
         table = _table_of(clients)
         counts = 1 + rng.poisson(typical - 1, clients)
         first_round = 1 + -(-int(counts.sum()) // m)
@@ -184,11 +185,6 @@ def _after_rounds(clients: int, m: int) -> Iterator[Context]:
                 rows = Pause(m).select(None, context).rows
                 latency_s = np.maximum(mean_s[rows] + rng.normal(0, 0.05, m), _TAU_MIN_S)
                 _count(table, rows, np.ones(m, np.int64), 1 / latency_s)
-
-
-def _published_means_s(clients: int) -> FloatArray:
-    half = clients // 2
-    return np.append(np.linspace(_TAU_MIN_S, 0.2, half + 1)[1:], np.linspace(0.7, 0.9, clients - half + 1)[1:])
 
 
 def _count(table: ClientTable, rows: IntArray, times: IntArray, inverse_latency_sum: FloatArray) -> None:

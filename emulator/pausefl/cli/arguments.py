@@ -18,8 +18,6 @@ _AddCommand = Callable[[str, str], argparse.ArgumentParser]
 """Adds a subcommand: its name and its help."""
 CONFIG_HELP = "a TOML file, or the name of a preset (pausefl validate --list)"
 _LISTEN_INSECURELY = "listen where other machines can reach it although anyone there may join and read along"
-
-
 _FOLDERS = ("--out", "--output", "--folder", "--run-dir", "--dir")
 
 
@@ -67,8 +65,7 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> a
 
 
 def make_parser(
-    functions: Mapping[str, Callable[[argparse.Namespace], None]],
-    of_plugins: Mapping[str, tuple[str, AddArguments]],
+    functions: Mapping[str, Callable[[argparse.Namespace], None]], of_plugins: Mapping[str, tuple[str, AddArguments]]
 ) -> argparse.ArgumentParser:
     """The parser of all subcommands. In its result, `command` is the subcommand's function from `functions`.
 

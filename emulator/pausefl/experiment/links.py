@@ -22,7 +22,6 @@ from pausefl_proto.number_types import Count, Positive, Share
 # The greatest number of ports of a Linux bridge, which joins the netem links.
 _BRIDGE_PORTS = 1023
 
-
 _Law = Annotated[dict[str, Any], Kinds(DELAYS)]
 _ExchangeLaw = Annotated[dict[str, Any], Kinds(EXCHANGE_DELAYS, "halves")]
 

@@ -31,7 +31,6 @@ from pausefl_server.settings import MetricsSettings, RoundSettings
 SeededPart = Literal["split", "model", "latency"]
 """A part of a run that can have a seed of its own, so that it changes while the rest of the run repeats."""
 
-
 ClientIds = tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_](\.?[A-Za-z0-9_-])*$", max_length=128)], ...]
 """Client ids. They also name files, so they may only have characters that are safe in file names."""
 GroupName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_-]*$", max_length=120)]

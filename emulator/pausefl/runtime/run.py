@@ -68,8 +68,9 @@ def run_experiment(
     refuse_few_files(clients=count, ledgers=count if is_virtual else experiment.clients_per_process)
     plan = plan_of(experiment, run_dir.name, fleet)
     with made_run_dir(plan.settings, run_dir, resume=resume) as lock:
-        if back_to is None and _is_finished(run_dir, plan.server.settings.rounds, has_report=has_report):
-            return {**read_summary(run_dir)}
+        written = all((run_dir / name).exists() for name in ("summary.json", *([REPORT] if has_report else [])))
+        if back_to is None and written and read_summary(run_dir)["rounds"] == plan.server.settings.rounds:
+            return {**read_summary(run_dir)}  # every round was played
         if not resume:
             check_rounds(plan.clients.presence)
         owners = owners_of(experiment.workload, experiment.client_ids, experiment.experiment.seed_of("split"))
@@ -90,10 +91,3 @@ def run_experiment(
     if not has_report or processes.was_terminated or figures.missing:
         (run_dir / REPORT).unlink(missing_ok=True)  # it covers earlier rounds only
     return {**read_summary(run_dir)}
-
-
-def _is_finished(run_dir: Path, rounds: int, *, has_report: bool) -> bool:
-    """Whether every round was played, and the summary and any wanted report exist."""
-    if not all((run_dir / name).exists() for name in ("summary.json", *([REPORT] if has_report else []))):
-        return False
-    return read_summary(run_dir)["rounds"] == rounds

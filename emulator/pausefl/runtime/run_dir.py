@@ -198,18 +198,14 @@ def check_goes_on(tables: Tables, run_dir: Path) -> None:
     rounds = tables["experiment"]["rounds"]
     if not (run_dir / "run.db").exists() or _extends(tables, run_dir):
         return
-    if _rounds_at_its_end(run_dir) == rounds:
+    played = 0
+    with suppress(OSError, ValueError, LookupError, TypeError):  # it cannot be read, or an older version wrote it
+        played = json.loads((run_dir / "summary.json").read_text("utf-8"))["rounds"]
+    if played == rounds:
         raise ConfigError(
             f"--run-dir {run_dir}: holds a run that has played its {rounds} rounds; choose another directory, or"
             " give it more (experiment.rounds)"
         )
-
-
-def _rounds_at_its_end(run_dir: Path) -> int:
-    """The number of rounds a run had when it last ended; 0 if its summary cannot be read."""
-    with suppress(OSError, ValueError, LookupError, TypeError):  # also one that an older version wrote
-        return int(json.loads((run_dir / "summary.json").read_text("utf-8"))["rounds"])
-    return 0
 
 
 def has_rounds(run_dir: Path) -> bool:

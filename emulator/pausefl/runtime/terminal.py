@@ -173,7 +173,9 @@ def terminal_view(console: Console, title: str, clock: Callable[[], float] = tim
 
 
 def _picture(title: str, progress: RunProgress) -> RenderableType:
-    parts: list[RenderableType] = [_headline(title, progress)]
+    clients = f"{progress.connected} client{'s' * (progress.connected != 1)} connected"
+    said = "  ".join(filter(None, (progress.status, clients, progress.where)))
+    parts: list[RenderableType] = [Text.assemble((title, "bold"), "  ", (said, "dim"))]
     if progress.last:
         numbers, rounds = _numbers(progress, progress.last), _rounds(progress)
         parts += [_bar(progress, progress.last), Text(), numbers, Text(), rounds]
@@ -274,12 +276,6 @@ def _duration(seconds: float) -> str:
     minutes, s = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{s:02}" if hours else f"{minutes}:{s:02}"
-
-
-def _headline(title: str, progress: RunProgress) -> Text:
-    clients = f"{progress.connected} client{'s' * (progress.connected != 1)} connected"
-    said = "  ".join(filter(None, (progress.status, clients, progress.where)))
-    return Text.assemble((title, "bold"), "  ", (said, "dim"))
 
 
 def _bar(progress: RunProgress, last: RoundCommitted) -> Table:

@@ -108,21 +108,15 @@ def _play(plan: Plan, folder: Path, player: Player) -> Sweep:
 def _gather(plan: Plan, runs: Sequence[Planned], folder: Path, missing: Missing) -> Sweep:
     rows = []
     for run in runs:
-        if error := missing.get(run.name):
-            found = {"outcome": "missing", "stopped_because": str(error)}
-        else:
-            found = _figures(read_summary(folder / run.name))
+        found: dict[str, Any] = {"outcome": "missing", "stopped_because": str(missing.get(run.name))}
+        if run.name not in missing:
+            summary = {name: value for name, value in read_summary(folder / run.name).items() if name != "seed"}
+            found = {name: value for name, value in summary.items() if isinstance(value, str | int | float | None)}
+            found |= told_at_starts(summary)
         rows.append({**run.point, "seed": run.experiment.experiment.seed, "run_dir": run.name, **found})
     varied = [key for key, values in plan.arguments["grid"].items() if len(values) > 1]
     write_sweep(rows, varied, folder)
     return Sweep(folder, rows, missing)
-
-
-def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers and texts of a run's summary.json, without its tables and lists."""
-    scalars = (str, int, float, type(None))
-    found = {name: value for name, value in summary.items() if isinstance(value, scalars) and name != "seed"}
-    return {**found, **told_at_starts(summary)}
 
 
 def _planned(plan: Plan) -> list[Planned]:

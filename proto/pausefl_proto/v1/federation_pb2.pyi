@@ -324,21 +324,27 @@ class Manifest(_message.Message):
 
     TENSORS_FIELD_NUMBER: _builtins.int
     CONSTANTS_FIELD_NUMBER: _builtins.int
+    PROBE_FIELD_NUMBER: _builtins.int
     constants: _builtins.str
     """digest of what of the model does not travel and is the same everywhere; "": nothing"""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:
         """in the order of the flat vector, all float32"""
 
+    @_builtins.property
+    def probe(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """what the model, with fixed values, makes of some held-out examples; empty: not known"""
+
     def __init__(
         self,
         *,
         tensors: _abc.Iterable[Global___Tensor] | None = ...,
         constants: _builtins.str = ...,
+        probe: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["constants", b"constants", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constants", b"constants", "probe", b"probe", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -36,7 +36,6 @@ _MOST_LATE = 64
 # The most messages that a client may ever be allowed to send: jobs that it does not answer add up to no more.
 _MOST_MESSAGES = 100_000
 
-
 _Message = Order | Exchange
 """An exchange is a message of the actor to itself: send its job again, because the answer arrived damaged."""
 

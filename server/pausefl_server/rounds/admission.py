@@ -6,6 +6,7 @@ The files that say which clients may join are read again during a run, so that a
 import asyncio
 import hashlib
 import hmac
+import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -133,10 +134,17 @@ def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, c
         raise WireError(f"has {hello.n_examples} examples, must be 1 to {_MOST_EXAMPLES}")
     if settings.agreement is not None and (differences := _differences(hello.agreement, settings.agreement)):
         raise WireError(f"the experiments differ: {'; '.join(differences[:_MOST_NAMED])}")
-    if (theirs := Manifest.from_message(hello.manifest)) != settings.manifest:
-        is_rest = theirs.tensors == settings.manifest.tensors
+    if (theirs := Manifest.from_message(hello.manifest)) != (ours := settings.manifest):
+        is_rest = theirs.tensors == ours.tensors
         differ = "frozen parameters or buffers differ" if is_rest else "tensors differ in name, shape or order"
         raise WireError(f"the client's model is not this run's: its {differ}")
+    for there, here in zip(theirs.probe, ours.probe, strict=False):
+        if not math.isclose(
+            there, here, rel_tol=0.01, abs_tol=0.01
+        ):  # processors and versions of torch round otherwise
+            found = f"with equal parameters, held-out examples give {there:.4g} at the client, {here:.4g} in the run"
+            due = "workload.dataset and workload.model must be the same code, and read the same files, on all hosts"
+            raise WireError(f"its data, model or loss are not this run's: {found}; {due}")
     schedule = settings.privacy.schedule if settings.privacy else ""
     if hello.ledger.schedule != schedule:
         agreed = shown(hello.ledger.schedule, _LONGEST_SCHEDULE)

@@ -198,8 +198,17 @@ async def run_clients(
         for c in client_ids:
             states = TrainerStates(trainers[c], ledgers / c)
             releaser = Releaser(privacies[c], plan.encoding, trainers[c].manifest.statistics.size)
-            settings, connect = _session_settings(plan, c, trainers[c]), platform.connect(c)
-            sessions[c] = ClientSession(settings, trainers[c], releaser, links[c], connect, host, states)
+            settings = ClientSettings(
+                client_id=c,
+                schedule=plan.schedule,
+                agreement=plan.agreement,
+                discloses_loss="loss" in plan.disclosed,
+                statistics=trainers[c].label_counts if "labels" in plan.disclosed else {},
+                run_id=plan.run_id,
+                give_up_after_s=plan.give_up_after_s,
+                welcome_within_s=max(plan.connection.dead_after_s, min(_WELCOME_WITHIN_S, plan.give_up_after_s)),
+            )
+            sessions[c] = ClientSession(settings, trainers[c], releaser, links[c], platform.connect(c), host, states)
         out: dict[str, PauseflError | None] = {}
         async with asyncio.TaskGroup() as group:
             if rounds is None:
@@ -234,19 +243,6 @@ def make_trainers(
     from pausefl.runtime.client.torch_trainers import make_torch_trainers
 
     return make_torch_trainers(plan, client_ids, batched)
-
-
-def _session_settings(plan: ClientPlan, client_id: str, trainer: Trainer) -> ClientSettings:
-    return ClientSettings(
-        client_id=client_id,
-        schedule=plan.schedule,
-        agreement=plan.agreement,
-        discloses_loss="loss" in plan.disclosed,
-        statistics=trainer.label_counts if "labels" in plan.disclosed else {},
-        run_id=plan.run_id,
-        give_up_after_s=plan.give_up_after_s,
-        welcome_within_s=max(plan.connection.dead_after_s, min(_WELCOME_WITHIN_S, plan.give_up_after_s)),
-    )
 
 
 def _logged(on_answered: OnAnswered | None) -> OnAnswered:

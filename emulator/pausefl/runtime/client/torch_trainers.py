@@ -19,7 +19,7 @@ from pausefl_client.batched.host import BatchedHost
 from pausefl_client.data.datasets import load_dataset
 from pausefl_client.data.holdings import dealing_of, holding_of
 from pausefl_client.training.method import TrainingMethod
-from pausefl_client.training.models import build_model
+from pausefl_client.training.models import build_model, probe_of
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, resolve_device, use_one_thread
 from pausefl_client.training.trainer import Trainer, TrainingSettings
 
@@ -35,6 +35,7 @@ def make_torch_trainers(
     rows = dict(zip(plan.client_ids, parts, strict=True))
     device = resolve_device(w.device)
     new_model = partial(build_model, w.model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens)
+    probe = probe_of(new_model(), data)
     dealing = dealing_of(parts, dataset=w.dataset, examples=w.examples, split_seed=plan.split_seed)
 
     def trainer_of(client_id: str) -> Trainer:
@@ -46,6 +47,7 @@ def make_torch_trainers(
         trainer = TorchTrainer(
             new_model(), local, settings, device=device, seed=seed, client_id=client_id, method=method
         )
+        trainer.manifest = replace(trainer.manifest, probe=probe)
         if batched is not None:
             admitted = batched.admit(client_id, trainer)
             return batched.outermost(client_id, chain.trainer(plan.paced(admitted, client_id, settings)))

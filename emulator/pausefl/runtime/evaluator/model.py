@@ -17,7 +17,7 @@ from pausefl_client.data.datasets import DATASETS, Dataset, Examples, load_datas
 from pausefl_client.training.device_copies import off_device, on_device
 from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.model_vector import STORED, ModelVector, bytes_of, constants, tied, trained_parameters
-from pausefl_client.training.models import build_model
+from pausefl_client.training.models import build_model, probe_of
 from pausefl_client.training.random_layers import RandomLayers
 from pausefl_client.training.tasks import Classification, Regression, by_prediction
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device, use_one_thread
@@ -65,7 +65,8 @@ class Evaluator:
         self._random_layers = RandomLayers(self._model, self._device, self._task)
         self._vector = ModelVector(self._model, plan.workload.statistics)
         self._local = self._vector.statistics if plan.workload.statistics == "local" else {}
-        self.initial = InitialModel(self._vector.manifest, self._vector.values(), self._rest())
+        manifest = replace(self._vector.manifest, probe=probe_of(self._build(), data))
+        self.initial = InitialModel(manifest, self._vector.values(), self._rest())
         """The model of round 1, and the rest of its file."""
         self._splits: dict[Split, Examples] = {"validation": data.validation, "test": data.test}
         subset, seed = plan.evaluation.subset, plan.split_seed

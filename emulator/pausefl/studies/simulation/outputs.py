@@ -21,13 +21,7 @@ from pausefl.results.tables import write_csv
 from pausefl.runtime.client.plan import TrainingPlan, client_plan
 from pausefl.runtime.server.plan import settings_of
 from pausefl.studies.simulation.curves import NO_REGRET, SimulationResult, growth_fits
-from pausefl.studies.simulation.engine import (
-    Setting,
-    genie_of,
-    least_gap,
-    regret_bound,
-    simulate_fast,
-)
+from pausefl.studies.simulation.engine import Setting, genie_of, least_gap, regret_bound, simulate_fast
 from pausefl.studies.simulation.newcomer_outputs import (
     FITS_NOTE,
     CsvTable,

@@ -203,6 +203,7 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
     text = json.dumps(as_json(comparison), indent=2, ensure_ascii=False)
     write_durably(folder / "comparison.json", f"{text}\n")
     columns, lines = _cells(c)
+    reports = {run.path: run.path / "report.html" for run in all_runs(c.runs)}
     content = render(
         "comparison.html",
         c=c,
@@ -213,7 +214,8 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
         is_evaluated=bool(evaluated_runs(c.runs, c.split)),
         band_note=band_note(len(c.seeds)),
         figures=pictures,
-        links=_links(c, folder),
+        # Relative to the page, so that the folders can move together.
+        links={path: Path(os.path.relpath(r, folder)).as_posix() for path, r in reports.items() if r.exists()},
         seconds=unit_of(c.runs),
         time=TIME_LABELS[c.axis],
     )
@@ -287,12 +289,6 @@ def _accuracy_note(comparison: Comparison) -> str:
         return f"some run {why}, so there is no {comparison.metric} that all reach"
     score = f"{comparison.split} {comparison.metric}"
     return f"{comparison.common_accuracy:.1%} is the greatest {score} that every run reaches"
-
-
-def _links(comparison: Comparison, folder: Path) -> Mapping[Path, str]:
-    """The existing report.html of each run, as a path relative to the page, so that the folders can move together."""
-    reports = {run.path: run.path / "report.html" for run in all_runs(comparison.runs)}
-    return {path: Path(os.path.relpath(r, folder)).as_posix() for path, r in reports.items() if r.exists()}
 
 
 def _cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
