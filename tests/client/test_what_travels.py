@@ -36,7 +36,6 @@ from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import ServerOptimizer
 from pausefl_server.model.staleness import Asynchronous
-from pausefl_server.rounds.aggregation import WeightedUpdate, discounted
 from rigs import own_models
 from rigs.own_models import DIGITS, FROZEN_NORM, RUN, evaluator_of, played, tokens, trainer_of
 from rigs.settings import server_settings
@@ -288,9 +287,10 @@ def test_the_server_averages_statistics_plainly_whatever_its_optimizer_does() ->
 
 
 def test_a_late_update_is_discounted_but_for_its_statistics() -> None:
-    late = WeightedUpdate("a", np.array([4, 4, 3], np.float32), 7.0, staleness=3)
+    late, discounts = np.array([4, 4, 3], np.float32), np.array([Asynchronous().weight(3)])
     model = GlobalModel.start(np.zeros(3, np.float32), ServerOptimizer(), model_size=2, statistics_size=1)
-    assert discounted(late, Asynchronous(), model).vector == pytest.approx([2, 2, 3])
+    moved = model.updated([late], np.array([7.0]), Aggregation(), ServerOptimizer(), discounts=discounts)
+    assert moved.theta == pytest.approx([2, 2, 3])
 
 
 def test_a_negative_variance_is_rejected() -> None:
