@@ -54,18 +54,16 @@ NO_PRIVACY, EMPTY = {"privacy": {"enabled": False}}, Manifest(())
 )
 async def test_a_client_with_another_experiment_is_refused_with_the_key(other: str, named: str, tmp_path: Path) -> None:
     theirs = parse_experiment(TWO, [other])
-    async with federation(tmp_path, agreement=agreement_of(parse_experiment(TWO))) as run:
+    async with asyncio.timeout(30), federation(tmp_path, agreement=agreement_of(parse_experiment(TWO))) as run:
         with pytest.raises(PauseflError, match=f"refuses client-000: the experiments differ: {named}"):
-            async with asyncio.timeout(30):
-                address = f"127.0.0.1:{await run.port}"
-                await run_clients_over_grpc(client_plan(theirs), ["client-000"], address, tmp_path / "ledgers")
+            address = f"127.0.0.1:{await run.port}"
+            await run_clients_over_grpc(client_plan(theirs), ["client-000"], address, tmp_path / "ledgers")
 
 
-@pytest.mark.parametrize("key", ["partition", "training"])
-def test_a_kind_alone_is_the_table_of_that_kind(key: str) -> None:
-    kind = getattr(parse_experiment(TWO).workload, key)["kind"]
-    alone, table = (parse_experiment(TWO, {f"workload.{key}": said}) for said in (kind, {"kind": kind}))
-    assert agreement_of(alone) == agreement_of(table) == agreement_of(parse_experiment(TWO))
+def test_a_kind_alone_is_the_table_of_that_kind() -> None:
+    for key, kind in (("partition", "iid"), ("training", "plain")):
+        alone, table = (parse_experiment(TWO, {f"workload.{key}": said}) for said in (kind, {"kind": kind}))
+        assert agreement_of(alone) == agreement_of(table) == agreement_of(parse_experiment(TWO))
 
 
 @pytest.mark.parametrize(
@@ -80,6 +78,8 @@ def test_a_kind_alone_is_the_table_of_that_kind(key: str) -> None:
 def test_the_file_of_a_resumed_run_agrees_with_the_one_it_began_with(said: list[str]) -> None:
     began = parse_experiment(TWO, said)
     assert agreement_of(parse_experiment(config_toml(in_force(began)))) == agreement_of(began)
+    for key in ("optimizer_options", "partition", "training", "schedule"):  # 0.1.0 sends and expects what is written
+        assert agreement_of(began)[f"workload.{key}"] == json.dumps(getattr(began.workload, key))
 
 
 def refusal(theirs: dict[str, str], run_has: dict[str, str], run: Manifest = EMPTY, **of_client: Any) -> str:

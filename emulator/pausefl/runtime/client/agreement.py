@@ -34,9 +34,7 @@ def agreement_of(experiment: Experiment) -> dict[str, str]:
     Privacy is compared separately (`PrivacyTable.schedule`).
     """
     workload = asdict(experiment.trained)
-    for key in _OWN["workload"]:
-        del workload[key]
-    fill_workload(workload)  # as in the file of a run that is resumed
+    fill_workload(workload, undo=True)  # a resumed run's file states defaults, and 0.1.0 sends what is written
     workload["dataset"] = re.sub("^hf:/[^?]*/", "hf:", workload["dataset"])  # a folder may lie elsewhere on each host
     values = {
         "experiment.seed": experiment.experiment.seed,
@@ -48,7 +46,7 @@ def agreement_of(experiment: Experiment) -> dict[str, str]:
         "latency.time_scale": experiment.latency.time_scale,
         "wire.dtype": experiment.wire.dtype,
         "wire.top_share": experiment.wire.top_share,
-        **{f"workload.{key}": value for key, value in workload.items()},
+        **{f"workload.{key}": value for key, value in workload.items() if key not in _OWN["workload"]},
     }
     return {key: json.dumps(value) for key, value in values.items()}
 
@@ -70,13 +68,12 @@ def accepted(offer: str, own: Mapping[str, Any]) -> Experiment:
     Only `_OFFERED` keys are taken, and neither code nor files. ConfigError if the offer makes no valid experiment, or
     if the run's privacy differs from the client's.
     """
-    document = _parsed(offer)
-    if not isinstance(document, dict):
+    if not isinstance(document := _parsed(offer), dict):
         raise ConfigError("the server offers no experiment; give the client a CONFIG")
     taken = {table: {**_taken(document, table), **own.get(table, {})} for table in _OFFERED}
     _refuse_foreign(taken, own)
     # Checked first: the next step takes time in proportion to the offered number of clients.
-    _check_privacy(document.get("privacy"), experiment_of({"privacy": own.get("privacy", {}), "selection": {"m": 1}}))
+    _check_privacy(document.get("privacy"), experiment_of({"privacy": own.get("privacy", {})}).privacy)
     return experiment_of({**own, **taken, "selection": {"m": 1}})  # required, but clients do not use it
 
 
@@ -124,16 +121,14 @@ def _texts(value: object, path: str) -> Iterator[tuple[str, str]]:
             yield from _texts(part, path)
 
 
-def _check_privacy(offered: object, experiment: Experiment) -> None:
+def _check_privacy(offered: object, own: PrivacyTable) -> None:
     """ConfigError if the run's privacy differs from the client's. It names the options with which to agree."""
     try:
         run = PrivacyTable.model_validate_json(as_json(offered if isinstance(offered, dict) else {}))
-        schedule = run.schedule
+        if run.schedule == own.schedule:
+            return
     except (ValidationError, ConfigError):
         raise ConfigError("the server offers privacy that this client does not understand") from None
-    own = experiment.privacy
-    if schedule == own.schedule:
-        return
     there = {key: getattr(run, key) for key in _SCHEDULE if getattr(run, key) != getattr(own, key)}
     said = ", ".join(f"privacy.{key} is {_toml(getattr(own, key))} here, {_toml(v)} there" for key, v in there.items())
     agree = " ".join(f"--set privacy.{key}={_toml(value)}" for key, value in there.items() if value is not None)
