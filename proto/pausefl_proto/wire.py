@@ -4,7 +4,7 @@ Nothing is pickled: bytes from the other side become an array of floats, or rais
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -152,6 +152,16 @@ class Manifest:
         """Views of `vector`, (size,) float32: one for each tensor by its name, in its shape."""
         parts = np.split(vector, [*accumulate(tensor.size for tensor in self.tensors)])
         return {t.name: part.reshape(t.shape) for t, part in zip(self.tensors, parts, strict=False)}
+
+
+def check_probe(theirs: Iterable[float], ours: Iterable[float], who: str) -> None:
+    """WireError if a client, or an evaluator (`who`), makes other numbers of held-out examples than the run's model."""
+    for there, here in zip(theirs, ours, strict=False):
+        # Processors and versions of torch round otherwise.
+        if not math.isclose(there, here, rel_tol=0.01, abs_tol=0.01):
+            found = f"with equal parameters, held-out examples give {there:.4g} at the {who}, {here:.4g} in the run"
+            due = "workload.dataset and workload.model must be the same code, and read the same files, on all hosts"
+            raise WireError(f"has other data, another model or another loss than this run: {found}; {due}")
 
 
 def digest(vector: npt.NDArray[Any]) -> str:

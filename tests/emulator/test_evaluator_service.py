@@ -46,8 +46,8 @@ REST = ModelRest(
 class Summing:
     """An evaluator whose result is the model's first value and its sum."""
 
-    def __init__(self, size: int = 3) -> None:
-        manifest = Manifest((TensorSpec("a", (1,)), TensorSpec("b" * (1 + size // 10), (size - 1,))))
+    def __init__(self, size: int = 3, probe: tuple[float, ...] = ()) -> None:
+        manifest = Manifest((TensorSpec("a", (1,)), TensorSpec("b" * (1 + size // 10), (size - 1,))), probe=probe)
         self.initial = InitialModel(manifest, np.arange(size, dtype=np.float32), REST)
 
     def evaluate(self, theta: Vector, splits: Sequence[Split], *, subset: bool) -> Evaluated:
@@ -141,6 +141,12 @@ async def test_both_sides_must_mean_the_same_workload() -> None:
             await remote.initial()
         with pytest.raises(EvaluatorLost, match=r'evaluates .*"seed": 1'):
             await remote.evaluate(np.zeros(3, np.float32), subset=True, patient=False)
+    async with asking(f"127.0.0.1:{(port := free_port())}") as remote:
+        async with serving(port, evaluator=Summing(probe=(1.0,))):
+            theta_0 = (await remote.initial()).theta_0
+        async with serving(port, evaluator=Summing(probe=(2.0,))):  # it came back with another version of own code
+            with pytest.raises(EvaluatorLost, match=r"there has other data.* 2 at the evaluator, 1 in the run"):
+                await remote.evaluate(theta_0, subset=True, patient=False)
 
 
 def part_of(**subject: Any) -> bytes:

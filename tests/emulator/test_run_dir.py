@@ -42,7 +42,6 @@ workload.model = "synthetic"
 metrics.enabled = false
 """
 
-
 PLAYED = {"experiment.rounds": 3, "workload.train_s": 0.0}
 
 

@@ -107,7 +107,9 @@ def test_a_host_with_other_held_out_data_or_another_model_is_refused(
     data = replace(DIGITS, validation=replace(DIGITS.validation, **held_out))
     theirs = replace(manifest, probe=probe_of(nn.Sequential(mlp((1, 8, 8), 10), *layers), data))
     said = refusal({}, {}, manifest=theirs.to_message(), run=Manifest.from_message(manifest.to_message()))
-    assert said.startswith("its data, model or loss are not this run's: with equal parameters, held-out examples give")
+    assert said.startswith(
+        "has other data, another model or another loss than this run: with equal parameters, held-out"
+    )
 
 
 @pytest.mark.end_to_end
@@ -121,16 +123,13 @@ def test_processes_that_are_started_apart_order_sets_of_texts_alike(tmp_path: Pa
     assert len({text.partition("ValueError: ")[2].split()[0] for text in said}) == 1
 
 
-def test_of_long_values_the_part_that_differs_is_told() -> None:
+def test_of_long_values_the_part_that_differs_is_told_and_of_many_keys_that_differ_four() -> None:
     run_has = {"latency.devices": "0.5, " * 60 + "0.7" + ", 0.5" * 60}
     said = refusal({"latency.devices": run_has["latency.devices"].replace("0.7", "0.9")}, run_has)
     assert len(said) < 400
     theirs_shown, ours_shown = said.split(" at the client, ")
     assert ("0.9" in theirs_shown, "0.7" in ours_shown) == (True, True)
     assert "latency.devices is ...5, 0.5" in theirs_shown
-
-
-def test_of_many_keys_that_differ_four_are_told() -> None:
     run_has = {f"workload.{key}": "1" for key in "abcde"}
     said = refusal(dict.fromkeys(run_has, "2"), run_has)
     assert [key for key in run_has if key in said] == [f"workload.{key}" for key in "abcd"]
@@ -176,7 +175,7 @@ def test_no_server_weakens_a_clients_privacy(privacy: dict[str, Any]) -> None:
     assert getattr(accepted(offer, {"privacy": privacy}).privacy, key) == value
 
 
-def test_a_client_takes_its_own_part_alone() -> None:
+def test_a_client_takes_its_own_part_alone_and_its_own_keys_win_and_may_name_code() -> None:
     greedy = {
         **json.loads(offer_of(parse_experiment(TWO))),
         "privacy": {"enabled": False},
@@ -188,9 +187,6 @@ def test_a_client_takes_its_own_part_alone() -> None:
     experiment = accepted(json.dumps(greedy), NO_PRIVACY)
     assert (experiment.tls.ca, experiment.metrics.client_port) == ("", -1)
     assert (experiment.workload.device, experiment.clients.trainers) == ("auto", 1)
-
-
-def test_a_clients_own_keys_win_and_may_name_code() -> None:
     own = {**NO_PRIVACY, "workload": {"model": "mine:make", "learning_rate": 0.9, "device": "cpu"}}
     offer = json.dumps({"workload": {"model": "theirs:make", "epochs": 2, "learning_rate": 0.5}, **NO_PRIVACY})
     found = accepted(offer, own).workload

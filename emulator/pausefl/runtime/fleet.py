@@ -186,12 +186,16 @@ class Fleet:
         """Handle the server's events until it is done. Also handle client processes' ends and metrics addresses."""
         report_failure = sparing_repeats(report)
         while True:
-            self._start_again()
+            due = [client for client in self._returning if client.starts_at_s <= time.monotonic()]
+            self._returning = [client for client in self._returning if client not in due]
+            self._start_clients(client for client in due if not client.has_left(self._called))
             if self._stop.is_set() and not self._interrupts:
                 self._ask_to_end(signal.SIGTERM)
             if self._is_late():
                 raise KeyboardInterrupt
-            for ready in wait([self._woken, events, *self._running, *self._lines], self._patience_s()):
+            due_s = (client.starts_at_s - time.monotonic() for client in self._returning)
+            patience_s = max(0.0, min((*due_s, _LOOKS_EVERY_S)))
+            for ready in wait([self._woken, events, *self._running, *self._lines], patience_s):
                 if ready is self._woken:
                     self._woken.recv()
                     report(Interrupted("finishing; once more ends it at once"))
@@ -255,16 +259,6 @@ class Fleet:
     def _is_late(self) -> bool:
         """Whether the run was asked to end, and the server should have done so by now."""
         return self._ends_by_s is not None and time.monotonic() > self._ends_by_s
-
-    def _patience_s(self) -> float:
-        """Seconds to wait for events: until the next restart of a client process, and at most `_LOOKS_EVERY_S`."""
-        due_s = (client.starts_at_s - time.monotonic() for client in self._returning)
-        return max(0.0, min((*due_s, _LOOKS_EVERY_S)))
-
-    def _start_again(self) -> None:
-        due = [client for client in self._returning if client.starts_at_s <= time.monotonic()]
-        self._returning = [client for client in self._returning if client not in due]
-        self._start_clients(client for client in due if not client.has_left(self._called))
 
     def _start_clients(self, clients: Iterable[_ClientProcess]) -> None:
         from pausefl.runtime.client.process import run_client_process

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pausefl_proto.v1 import federation_pb2 as pausefl__proto_dot_v1_dot_federation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!pausefl_proto/v1/evaluation.proto\x12\npausefl.v1\x1a!pausefl_proto/v1/federation.proto\"5\n\x07Subject\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08workload\x18\x02 \x01(\t\"\x9a\x01\n\tModelPart\x12&\n\x07initial\x18\x01 \x01(\x0b\x32\x13.pausefl.v1.InitialH\x00\x12(\n\x08\x65valuate\x18\x02 \x01(\x0b\x32\x14.pausefl.v1.EvaluateH\x00\x12\"\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x11.pausefl.v1.FrameH\x00\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\x42\x06\n\x04kind\"t\n\x07Initial\x12&\n\x08manifest\x18\x01 \x01(\x0b\x32\x14.pausefl.v1.Manifest\x12!\n\x05theta\x18\x02 \x01(\x0b\x32\x12.pausefl.v1.Vector\x12\x1e\n\x04rest\x18\x03 \x01(\x0b\x32\x10.pausefl.v1.Rest\"\xcf\x01\n\x04Rest\x12\'\n\tconstants\x18\x01 \x01(\x0b\x32\x14.pausefl.v1.Manifest\x12\"\n\x06values\x18\x02 \x01(\x0b\x32\x12.pausefl.v1.Vector\x12(\n\x04tied\x18\x03 \x03(\x0b\x32\x1a.pausefl.v1.Rest.TiedEntry\x12#\n\x05local\x18\x04 \x01(\x0b\x32\x14.pausefl.v1.Manifest\x1a+\n\tTiedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"s\n\x08\x45valuate\x12$\n\x07subject\x18\x01 \x01(\x0b\x32\x13.pausefl.v1.Subject\x12\x0e\n\x06splits\x18\x02 \x03(\t\x12\x0e\n\x06subset\x18\x03 \x01(\x08\x12!\n\x05theta\x18\x04 \x01(\x0b\x32\x12.pausefl.v1.Vector\"N\n\x0b\x45valuations\x12+\n\x0b\x65valuations\x18\x01 \x03(\x0b\x32\x16.pausefl.v1.Evaluation\x12\x12\n\nstatistics\x18\x02 \x01(\x0c\"o\n\nEvaluation\x12\r\n\x05split\x18\x01 \x01(\t\x12\x0e\n\x06subset\x18\x02 \x01(\x08\x12\x12\n\nn_examples\x18\x03 \x01(\x04\x12\x10\n\x08\x61\x63\x63uracy\x18\x04 \x01(\x01\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x0e\n\x06metric\x18\x06 \x01(\t2\x82\x01\n\tEvaluator\x12\x37\n\x07Initial\x12\x13.pausefl.v1.Subject\x1a\x15.pausefl.v1.ModelPart0\x01\x12<\n\x08\x45valuate\x12\x15.pausefl.v1.ModelPart\x1a\x17.pausefl.v1.Evaluations(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!pausefl_proto/v1/evaluation.proto\x12\npausefl.v1\x1a!pausefl_proto/v1/federation.proto\"5\n\x07Subject\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08workload\x18\x02 \x01(\t\"\x9a\x01\n\tModelPart\x12&\n\x07initial\x18\x01 \x01(\x0b\x32\x13.pausefl.v1.InitialH\x00\x12(\n\x08\x65valuate\x18\x02 \x01(\x0b\x32\x14.pausefl.v1.EvaluateH\x00\x12\"\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x11.pausefl.v1.FrameH\x00\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\x42\x06\n\x04kind\"t\n\x07Initial\x12&\n\x08manifest\x18\x01 \x01(\x0b\x32\x14.pausefl.v1.Manifest\x12!\n\x05theta\x18\x02 \x01(\x0b\x32\x12.pausefl.v1.Vector\x12\x1e\n\x04rest\x18\x03 \x01(\x0b\x32\x10.pausefl.v1.Rest\"\xcf\x01\n\x04Rest\x12\'\n\tconstants\x18\x01 \x01(\x0b\x32\x14.pausefl.v1.Manifest\x12\"\n\x06values\x18\x02 \x01(\x0b\x32\x12.pausefl.v1.Vector\x12(\n\x04tied\x18\x03 \x03(\x0b\x32\x1a.pausefl.v1.Rest.TiedEntry\x12#\n\x05local\x18\x04 \x01(\x0b\x32\x14.pausefl.v1.Manifest\x1a+\n\tTiedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x82\x01\n\x08\x45valuate\x12$\n\x07subject\x18\x01 \x01(\x0b\x32\x13.pausefl.v1.Subject\x12\x0e\n\x06splits\x18\x02 \x03(\t\x12\x0e\n\x06subset\x18\x03 \x01(\x08\x12!\n\x05theta\x18\x04 \x01(\x0b\x32\x12.pausefl.v1.Vector\x12\r\n\x05probe\x18\x05 \x03(\x01\"N\n\x0b\x45valuations\x12+\n\x0b\x65valuations\x18\x01 \x03(\x0b\x32\x16.pausefl.v1.Evaluation\x12\x12\n\nstatistics\x18\x02 \x01(\x0c\"o\n\nEvaluation\x12\r\n\x05split\x18\x01 \x01(\t\x12\x0e\n\x06subset\x18\x02 \x01(\x08\x12\x12\n\nn_examples\x18\x03 \x01(\x04\x12\x10\n\x08\x61\x63\x63uracy\x18\x04 \x01(\x01\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x0e\n\x06metric\x18\x06 \x01(\t2\x82\x01\n\tEvaluator\x12\x37\n\x07Initial\x12\x13.pausefl.v1.Subject\x1a\x15.pausefl.v1.ModelPart0\x01\x12<\n\x08\x45valuate\x12\x15.pausefl.v1.ModelPart\x1a\x17.pausefl.v1.Evaluations(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,12 +44,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REST']._serialized_end=622
   _globals['_REST_TIEDENTRY']._serialized_start=579
   _globals['_REST_TIEDENTRY']._serialized_end=622
-  _globals['_EVALUATE']._serialized_start=624
-  _globals['_EVALUATE']._serialized_end=739
-  _globals['_EVALUATIONS']._serialized_start=741
-  _globals['_EVALUATIONS']._serialized_end=819
-  _globals['_EVALUATION']._serialized_start=821
-  _globals['_EVALUATION']._serialized_end=932
-  _globals['_EVALUATOR']._serialized_start=935
-  _globals['_EVALUATOR']._serialized_end=1065
+  _globals['_EVALUATE']._serialized_start=625
+  _globals['_EVALUATE']._serialized_end=755
+  _globals['_EVALUATIONS']._serialized_start=757
+  _globals['_EVALUATIONS']._serialized_end=835
+  _globals['_EVALUATION']._serialized_start=837
+  _globals['_EVALUATION']._serialized_end=948
+  _globals['_EVALUATOR']._serialized_start=951
+  _globals['_EVALUATOR']._serialized_end=1081
 # @@protoc_insertion_point(module_scope)

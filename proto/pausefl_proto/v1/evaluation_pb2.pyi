@@ -187,6 +187,7 @@ class Evaluate(_message.Message):
     SPLITS_FIELD_NUMBER: _builtins.int
     SUBSET_FIELD_NUMBER: _builtins.int
     THETA_FIELD_NUMBER: _builtins.int
+    PROBE_FIELD_NUMBER: _builtins.int
     subset: _builtins.bool
     """a fixed part of each is enough"""
     @_builtins.property
@@ -197,6 +198,10 @@ class Evaluate(_message.Message):
 
     @_builtins.property
     def theta(self) -> _federation_pb2.Vector: ...
+    @_builtins.property
+    def probe(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """of the run's manifest: an evaluator that came later may have another model or data"""
+
     def __init__(
         self,
         *,
@@ -204,10 +209,11 @@ class Evaluate(_message.Message):
         splits: _abc.Iterable[_builtins.str] | None = ...,
         subset: _builtins.bool = ...,
         theta: _federation_pb2.Vector | None = ...,
+        probe: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["subject", b"subject", "theta", b"theta"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["splits", b"splits", "subject", b"subject", "subset", b"subset", "theta", b"theta"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["probe", b"probe", "splits", b"splits", "subject", b"subject", "subset", b"subset", "theta", b"theta"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

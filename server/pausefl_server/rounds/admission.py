@@ -6,7 +6,6 @@ The files that say which clients may join are read again during a run, so that a
 import asyncio
 import hashlib
 import hmac
-import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from pausefl_proto.errors import ConfigError, TryLaterError, WireError
 from pausefl_proto.excerpts import excerpt, excerpts
 from pausefl_proto.foreign_text import shown
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import PROTOCOL_VERSION, Manifest
+from pausefl_proto.wire import PROTOCOL_VERSION, Manifest, check_probe
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent
 from pausefl_server.release_checks import check_ledger
@@ -138,13 +137,7 @@ def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, c
         is_rest = theirs.tensors == ours.tensors
         differ = "frozen parameters or buffers differ" if is_rest else "tensors differ in name, shape or order"
         raise WireError(f"the client's model is not this run's: its {differ}")
-    for there, here in zip(theirs.probe, ours.probe, strict=False):
-        if not math.isclose(
-            there, here, rel_tol=0.01, abs_tol=0.01
-        ):  # processors and versions of torch round otherwise
-            found = f"with equal parameters, held-out examples give {there:.4g} at the client, {here:.4g} in the run"
-            due = "workload.dataset and workload.model must be the same code, and read the same files, on all hosts"
-            raise WireError(f"its data, model or loss are not this run's: {found}; {due}")
+    check_probe(theirs.probe, ours.probe, "client")
     schedule = settings.privacy.schedule if settings.privacy else ""
     if hello.ledger.schedule != schedule:
         agreed = shown(hello.ledger.schedule, _LONGEST_SCHEDULE)

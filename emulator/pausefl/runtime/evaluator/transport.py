@@ -22,7 +22,7 @@ from pausefl_proto.foreign_text import shown
 from pausefl_proto.tls import is_no_servers
 from pausefl_proto.v1 import evaluation_pb2 as pb
 from pausefl_proto.v1 import federation_pb2 as federation
-from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Manifest, Vector, cut, digest, pack, unpack
+from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Manifest, Vector, check_probe, cut, digest, pack, unpack
 from pausefl_server.records import SPLITS, Evaluation, Split
 
 # Limits on calls at a time, in all and per connection: each holds a model. A server makes one, and may give some up.
@@ -98,6 +98,7 @@ class EvaluatorServer:
             try:
                 header, payload = _open(await anext(parts, b""))
                 self._agree(header.evaluate.subject)
+                check_probe(self._evaluator.initial.manifest.probe, header.evaluate.probe, "evaluator")
                 theta = await _put_together(
                     header.evaluate.theta, payload, parts, self._evaluator.initial.manifest.size
                 )
@@ -152,6 +153,7 @@ class RemoteEvaluator:
         self._subject = pb.Subject(protocol_version=PROTOCOL_VERSION, workload=plan.subject)
         self._say = say
         self._channel: grpc.aio.Channel | None = None
+        self._probe: tuple[float, ...] = ()
 
     async def aclose(self) -> None:
         if self._channel is not None:
@@ -215,13 +217,14 @@ class RemoteEvaluator:
             parts = aiter(call)
             header, payload = _open(await anext(parts, b""))
             manifest = Manifest.from_message(header.initial.manifest)
+            self._probe = manifest.probe
             theta_0 = await _put_together(header.initial.theta, payload, parts, manifest.size)
             return InitialModel(manifest, theta_0, await _rest_from_message(header.initial.rest, parts))
         except grpc.aio.AioRpcError as error:
             raise self._failure(error) from error
 
     async def _ask_evaluation(self, theta: Vector, subset: bool, channel: "grpc.aio.Channel") -> Evaluated:
-        header = pb.Evaluate(subject=self._subject, splits=SPLITS, subset=subset)
+        header = pb.Evaluate(subject=self._subject, splits=SPLITS, subset=subset, probe=self._probe)
         parts = await asyncio.to_thread(_take_apart, header, theta)
         method: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(f"/{_SERVICE}/Evaluate")
         try:
