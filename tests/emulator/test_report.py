@@ -4,7 +4,7 @@ import csv
 import io
 import re
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from pausefl.results.reading import VIEWS, PrivacyFigures, RunData, read_log, re
 from pausefl.results.report import plots, report_runs, write_report
 from pausefl.results.report.html import _headline, _schedule, _swamped, in_ranges, run_page
 from pausefl.results.report.style import rendered
+from pausefl.runtime.run_dir import stored_experiment
 from pausefl_offline.latencies import latencies_of
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import LogEvent, Miss, Observation
@@ -307,9 +308,8 @@ def test_a_log_that_was_changed_or_is_of_another_version_makes_no_report(tmp_pat
     run_dir, is_older = write_run(tmp_path / "run"), statement == CHANGED[0]
     with closing(sqlite3.connect(run_dir / "run.db")) as database, database:
         database.execute(statement)
-    message = "schema_version is 99" if is_older else r"\(round 2 is not what was written\); restore it from a copy"
-    readers: list[Callable[[Path], object]] = [read_run] if is_older else [read_run, read_log, latencies_of]
-    for read in readers:
+    message = "has schema_version 99" if is_older else r"\(round 2 is not what was written\); restore it from a copy"
+    for read in (read_run, *((stored_experiment,) if is_older else (read_log, latencies_of))):
         with pytest.raises(ConfigError, match=message):
             read(run_dir)
 

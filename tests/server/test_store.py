@@ -184,7 +184,7 @@ def test_another_schema_version_is_refused(tmp_path: Path, version: str | None) 
         db.execute("DELETE FROM meta WHERE key = 'schema_version'")
         if version is not None:
             db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (version,))
-    with pytest.raises(ConfigError, match=rf"run\.db: has schema_version {version}, .* reads {SCHEMA_VERSION}"):
+    with pytest.raises(ConfigError, match=rf"run\.db: has schema_version {version}, .* reads {SCHEMA_VERSION}; use"):
         Store(tmp_path / "run.db")
 
 

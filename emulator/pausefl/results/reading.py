@@ -1,6 +1,5 @@
 """Reads a run directory. Every report, figure and comparison starts from this."""
 
-import json
 import sqlite3
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -21,7 +20,7 @@ from pausefl_proto.errors import ConfigError
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_server.records import ACCURACY, RoundRecord, Split
 from pausefl_server.storage.round_log import RoundLog
-from pausefl_server.storage.seals import SCHEMA_VERSION, check_seals
+from pausefl_server.storage.seals import check_seals, check_version
 
 Columns = Mapping[str, NDArray[Any]]
 """A table: arrays of the same length, by column name."""
@@ -150,9 +149,8 @@ class RunData:
     @property
     def owners(self) -> Mapping[str, str]:
         """The owner of each client's examples, by client id. Empty if the partition is not by owner."""
-        with open_database(self.path) as database:  # not from the view `owners`, which older logs lack
-            noted = database.execute("SELECT value FROM meta WHERE key = 'owners'").fetchone()
-        return json.loads(noted[0]) if noted else {}
+        with open_database(self.path) as database:
+            return dict(database.execute("SELECT client_id, owner FROM owners"))
 
     @property
     def groups(self) -> Mapping[str, ClientGroup]:
@@ -252,8 +250,7 @@ def open_database(path: Path) -> Iterator[sqlite3.Connection]:
         with closing(open_read_only(file)) as database:
             database.execute("BEGIN")
             row = database.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
-            if (found := row[0] if row else "none") != str(SCHEMA_VERSION):
-                raise ConfigError(f"{file}: schema_version is {found}, this version of pausefl reads {SCHEMA_VERSION}")
+            check_version(file, row and row[0])
             yield database
     except sqlite3.Error as error:
         raise ConfigError(f"{file}: cannot be read as a run's database ({error})") from error

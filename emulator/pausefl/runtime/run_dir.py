@@ -24,6 +24,7 @@ from pausefl_process.databases import open_read_only
 from pausefl_process.files import Lock, locked, prepare_folder, write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.excerpts import excerpts
+from pausefl_server.storage.seals import check_version
 from pausefl_server.storage.store import Store
 
 # Everything that a run's processes and observers write there before its first round, in the order of removal.
@@ -145,6 +146,8 @@ def stored_experiment(run_dir: Path) -> Experiment:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); restore it from a copy") from error
+    if found := meta_of(run_dir, "schema_version"):
+        check_version(run_dir / "run.db", found)
     begun_with = (meta_of(run_dir, _CONFIG_DIGEST) or "").split()  # two digests while the run is being extended
     if begun_with and _digest(data) not in begun_with:
         what = "was changed since the run began" if data else "is empty"
@@ -261,19 +264,12 @@ def refuse_run_in(run_dir: Path, go_on: str = "") -> None:
 
 
 def refuse_clients_elsewhere(run_dir: Path, *, served: bool) -> None:
-    """ConfigError if a run would be resumed with other clients, whose ledgers are empty.
-
-    `served`: whether the clients now come from outside.
-    """
+    """ConfigError if a run would be resumed with other clients (`served`: from outside), whose ledgers are empty."""
+    go_on = f"go on with: {resume_command(run_dir)}"
     if served and not is_served(run_dir) and (has_rounds(run_dir) or _has_releases(run_dir)):
-        raise ConfigError(
-            f"{run_dir}: was played by clients of this machine, whose ledgers lie in it; go on with:"
-            f" {resume_command(run_dir)}"
-        )
+        raise ConfigError(f"{run_dir}: was played by clients of this machine, whose ledgers lie in it; {go_on}")
     if is_served(run_dir) and not served:
-        raise ConfigError(
-            f"{run_dir}: was served to clients elsewhere, which keep its ledgers; go on with: {resume_command(run_dir)}"
-        )
+        raise ConfigError(f"{run_dir}: was served to clients elsewhere, which keep its ledgers; {go_on}")
 
 
 def resume_command(run_dir: Path) -> str:

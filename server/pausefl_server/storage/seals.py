@@ -27,7 +27,6 @@ _SELECT_ROUND = (
     f"SELECT attempt, {', '.join(EVENT_COLUMNS)} FROM events WHERE round = ? ORDER BY sequence",
 )
 _SELECT_EVALUATIONS = "SELECT * FROM evaluations WHERE round = ? ORDER BY split, subset"
-_SEALED_TABLES = ("meta", "optimizer_states")
 
 
 def verify_log(path: Path, commits: int) -> None:
@@ -44,6 +43,13 @@ def verify_log(path: Path, commits: int) -> None:
         # Else it is empty, or of another program or version: opening it will raise the error.
         if has_seals and database.execute(version).fetchone() == (str(SCHEMA_VERSION),):
             check_seals(path, database)
+
+
+def check_version(path: Path, found: str | None) -> None:
+    """Raise ConfigError unless `found`, the schema_version of the log at `path`, is the one of this program."""
+    if found != str(SCHEMA_VERSION):
+        has = f"has schema_version {found}, this version of pausefl reads {SCHEMA_VERSION}"
+        raise ConfigError(f"{path}: {has}; use the version that began the run")
 
 
 def check_seals(path: Path, database: sqlite3.Connection) -> None:
@@ -64,7 +70,7 @@ def seal_of(database: sqlite3.Connection, subject: str) -> str:
         rows = [database.execute(query, (int(number),)).fetchall() for query in _SELECT_ROUND]
     elif kind == "evaluations" and number.isdecimal():  # they may be written long after the round's commit
         rows = database.execute(_SELECT_EVALUATIONS, (int(number),)).fetchall()
-    elif subject in _SEALED_TABLES:
+    elif subject in ("meta", "optimizer_states"):
         rows = database.execute(f"SELECT * FROM {subject} ORDER BY 1, 2").fetchall()
     else:
         return "of a table that is not sealed"

@@ -13,7 +13,6 @@ import numpy as np
 
 from pausefl_process.databases import CommitCount, LogGrowth, begin, database_errors, refuse_lost
 from pausefl_process.files import sqlite_synchronous
-from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
 from pausefl_server.records import ACCURACY, STILL_AT_WORK, Evaluation, LogEvent, Ping, RoundRecord, unsettled
 from pausefl_server.storage.round_log import (
@@ -28,7 +27,7 @@ from pausefl_server.storage.round_log import (
     observation_row,
     round_row,
 )
-from pausefl_server.storage.seals import SCHEMA_VERSION, seal_of, unusable_log, verify_log
+from pausefl_server.storage.seals import SCHEMA_VERSION, check_version, seal_of, unusable_log, verify_log
 
 SERVER_PHASE = "has_ended"
 """The key of the `ServerPhase` in `meta`. It is missing until a server sends a job or ends in order."""
@@ -94,8 +93,8 @@ class Store:
             self._db.executescript(f"BEGIN IMMEDIATE; {schema}")
             with self._transaction(is_begun=True):
                 self._set_meta("schema_version", str(SCHEMA_VERSION))
-        elif (found := self.meta("schema_version")) != str(SCHEMA_VERSION):
-            raise ConfigError(f"{path}: has schema_version {found}, this version of pausefl reads {SCHEMA_VERSION}")
+        else:
+            check_version(path, self.meta("schema_version"))
 
     def meta(self, key: str) -> str | None:
         """A value about the whole run; None if it was not set."""
