@@ -32,6 +32,7 @@ from pausefl.studies.sweep import parse_grid, resume_sweep, run_sweep
 from pausefl_proto.errors import ConfigError, PauseflError
 from rigs.command import rounds_in, run, synthetic
 from rigs.experiments import SMALL, small
+from rigs.log import changing_log
 from rigs.refusals import complaint, refused
 
 pytestmark = pytest.mark.usefixtures("quickly_written")
@@ -305,7 +306,7 @@ def test_a_finished_run_of_another_experiment_is_not_taken_for_the_planned_one(t
     assert not (tmp_path / "b").exists(), "said before anything is played"
 
 
-def test_a_campaign_that_goes_on_takes_no_run_of_another(tmp_path: Path) -> None:
+def test_a_campaign_that_goes_on_takes_no_run_of_another_or_of_another_version(tmp_path: Path) -> None:
     sweep(tmp_path)
     plan = json.loads((tmp_path / CAMPAIGN_PLAN).read_text())
     plan["source"] = experiment(rounds=3).to_toml()
@@ -313,6 +314,10 @@ def test_a_campaign_that_goes_on_takes_no_run_of_another(tmp_path: Path) -> None
     for gather in (lambda: resume_sweep(tmp_path, ALONE), lambda: report_folder(tmp_path, csv=False)):
         with pytest.raises(ConfigError, match="holds a finished run of another experiment"):
             gather()
+    with changing_log(next(tmp_path.glob("*/run.db")).parent) as log:
+        log.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
+    with refused("has schema_version 99"):
+        resume_sweep(tmp_path, ALONE)
 
 
 def test_a_damaged_run_is_left_out_and_the_others_are_compared(tmp_path: Path) -> None:

@@ -135,6 +135,12 @@ def _is_of(error: OSError, run_dir: Path) -> bool:
     return file in (run_dir.absolute(), *run_dir.absolute().parents) or run_dir.absolute() in file.parents
 
 
+def refuse_other_version(run_dir: Path) -> None:
+    """Raise ConfigError if a run in this directory was begun by a version with another form of log."""
+    if found := meta_of(run_dir, "schema_version"):
+        check_version(run_dir / "run.db", found)
+
+
 def stored_experiment(run_dir: Path) -> Experiment:
     """The experiment stored in a run directory. ConfigError if it is no run directory, or config.toml was changed."""
     path = run_dir / "config.toml"
@@ -146,8 +152,7 @@ def stored_experiment(run_dir: Path) -> Experiment:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); restore it from a copy") from error
-    if found := meta_of(run_dir, "schema_version"):
-        check_version(run_dir / "run.db", found)
+    refuse_other_version(run_dir)
     begun_with = (meta_of(run_dir, _CONFIG_DIGEST) or "").split()  # two digests while the run is being extended
     if begun_with and _digest(data) not in begun_with:
         what = "was changed since the run began" if data else "is empty"

@@ -14,7 +14,14 @@ from pausefl.experiment.in_force import in_force
 from pausefl.outcomes import RunInterrupted, with_resume_command
 from pausefl.results.reading import read_run
 from pausefl.results.stored_summary import read_summary
-from pausefl.runtime.run_dir import CAMPAIGN_PLAN, differences, refuse_changed_files, refuse_run_in, stored_experiment
+from pausefl.runtime.run_dir import (
+    CAMPAIGN_PLAN,
+    differences,
+    refuse_changed_files,
+    refuse_other_version,
+    refuse_run_in,
+    stored_experiment,
+)
 from pausefl_process.files import reason, write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.excerpts import excerpt
@@ -148,11 +155,12 @@ def unfinished(runs: Sequence[Planned], folder: Path, command: str) -> Missing:
 def left_and_damaged(runs: Sequence[Planned], folder: Path) -> tuple[list[Planned], Missing]:
     """The runs that are not finished, and the errors of finished runs that cannot be read, by run name.
 
-    ConfigError if a finished run is of another experiment.
+    ConfigError if a finished run is of another experiment, or any run of another version.
     """
     damaged: dict[str, PauseflError] = {}
     for run in runs:
         run_dir = folder / run.name
+        refuse_other_version(run_dir)
         try:
             if is_finished(run_dir):
                 stored_experiment(run_dir)
