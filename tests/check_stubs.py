@@ -12,14 +12,8 @@ NAMES = ("federation", "evaluation")
 def main() -> None:
     """Generate the stubs into a temporary folder and compare."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "grpc_tools.protoc",
-            "-Iproto",
-            f"--python_out={folder}",
-            f"--mypy_out={folder}",
-        ]
+        command = [sys.executable, "-m", "grpc_tools.protoc", "-Iproto"]
+        command += [f"--python_out={folder}", f"--mypy_out={folder}"]
         plugin = Path(sys.executable).parent / "protoc-gen-mypy"
         protos = [f"pausefl_proto/v1/{name}.proto" for name in NAMES]
         command += [f"--plugin=protoc-gen-mypy={plugin}", *protos]

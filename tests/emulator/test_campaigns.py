@@ -230,7 +230,7 @@ def test_interrupted_campaigns_find_runs_of_long_values_again(tmp_path: Path, mo
         return {"outcome": "interrupted" if len(played) % 2 == 0 else "completed"}
 
     monkeypatch.setattr("pausefl.studies.playing.run_experiment", made)
-    monkeypatch.setattr("pausefl.studies.sweep.read_summary", lambda _: {"total_latency_s": 1.0, "rounds": 2})
+    monkeypatch.setattr("pausefl.studies.sweep.read_summary", lambda _: {"rounds": 2, "starts": None})
     laws = [{"kind": "values", "values_s": [0.125 + k / 1000 for k in range(100)] + [last]} for last in (1.0, 2.0, 3.0)]
     grid = {**BASE, "selection.m": [2], "latency.delay": laws}
     plays: list[Callable[[], object]] = [

@@ -45,7 +45,12 @@ def summary(**changes: Any) -> dict[str, Any]:
         "tau_min_s": 0.05, "clamped_latencies": 2, "capped": {"c": {"stated examples": 1000}},
         "disclosed": ["n_examples", "<b>more</b>"], "selection_s_median": 1e-4, "rejected_updates": 0,
         "stopped_because": "all rounds done", "outcome": "completed", "failures": [], "suspect_rounds": 1,
-        "suspect_because": {"clients steal_share": {"rounds": 1, "advice": DOUBTS["clients steal_share"]}},
+        "suspect_because": {"clients steal_share": {"rounds": 1, "advice": DOUBTS["clients steal_share"],
+                                                    "clients": {}}},
+        "metric": "accuracy", "test_examples": 1000, "best_round": 2, "data": None, "clock": "real", "elapsed_s": 0.0,
+        "asked_per_round": None, "clients_at_work": 0.0, "idle_share": None, "staleness": None, "noise_to_clip": None,
+        "median_epsilon_spent": None, "retired_clients": 0, "selections_by_group": None, "absent_clients": [],
+        "suspect_observations": 1, "starts": None, "missing_figures": {},
     } | changes  # fmt: skip
 
 

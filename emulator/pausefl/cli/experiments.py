@@ -169,7 +169,7 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if told := timing_error(summary):
         yield "timing error", told
     for reason in (summary["suspect_because"] or {}).values():
-        rounds, whose = counted(reason["rounds"], "round"), by_whom(reason.get("clients", {}))
+        rounds, whose = counted(reason["rounds"], "round"), by_whom(reason["clients"])
         yield "suspect", f"{rounds}: {reason['advice']}{whose}"
-    for name, why in summary.get("missing_figures", {}).items():
+    for name, why in summary["missing_figures"].items():
         yield "missing", f"{name}: {why}"

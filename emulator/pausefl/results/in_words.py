@@ -5,7 +5,6 @@ from typing import Any
 
 from pausefl.results.reading import EPSILON_LABELS, latency_unit
 from pausefl_server.monitoring.noise import MOST_NOISE_TO_CLIP, NOISE_REMEDY, in_times
-from pausefl_server.records import ACCURACY
 
 Fact = tuple[str, str, str]
 # At most this many of the clients that made rounds suspect are named.
@@ -16,12 +15,10 @@ def accuracies(s: Mapping[str, Any]) -> Iterator[Fact]:
     """The test scores of the last and of the validated model. Yields nothing if no model was evaluated."""
     if s["final_accuracy"] is None:
         return
-    test, whole = f"test {s.get('metric', ACCURACY)}", "all test examples"
-    if s.get("test_examples"):
-        whole = f"all {s['test_examples']:,} test examples"
+    test, whole = f"test {s['metric']}", f"all {s['test_examples']:,} test examples"
     yield f"{test}, last model", percent(s["final_accuracy"]), whole
     if s["best_accuracy"] is not None:
-        chosen = f"{turn(s)} {s.get('best_round')}, chosen on validation data; {whole}"
+        chosen = f"{turn(s)} {s['best_round']}, chosen on validation data; {whole}"
         yield f"{test}, validated model", percent(s["best_accuracy"]), chosen
 
 
@@ -30,10 +27,10 @@ def costs(s: Mapping[str, Any]) -> Iterator[Fact]:
     unit, attempts = latency_unit([s]), " and failed attempts" if s["failed_attempts"] else ""
     summed = f"{s['latency_signal']}, sum over all {turn(s)}s{attempts}"
     yield "total latency", f"{s['total_latency_s']:,.1f} {unit}", summed
-    if (idle := s.get("idle_share")) is not None:
-        note = f"at the emulated scale, {s.get('clients_at_work', 0.0):.1f} clients at work; {idle:.0%} of places idle"
-        yield "elapsed time", f"{s.get('elapsed_s', 0.0):,.1f} s", note
-    if s.get("mode") == "asynchronous" and (staleness := s.get("staleness")):
+    if (idle := s["idle_share"]) is not None:
+        note = f"at the emulated scale, {s['clients_at_work']:.1f} clients at work; {idle:.0%} of places idle"
+        yield "elapsed time", f"{s['elapsed_s']:,.1f} s", note
+    if s["mode"] == "asynchronous" and (staleness := s["staleness"]):
         yield "staleness", f"{staleness['mean']:.1f} steps", f"of an update on average, {staleness['max']:.0f} at most"
     yield from _missed(s, unit)
     if s["clamped_latencies"]:
@@ -43,7 +40,7 @@ def costs(s: Mapping[str, Any]) -> Iterator[Fact]:
         details = ", ".join(f"{what}: {count:,}" for what, count in cuts.items())
         yield "capped", client_id, f"{details}; what a client says of itself is bounded"
     emulated = "" if s["time_scale"] == 1 else f"; {s['time_scale']:g} for an emulated one of injected delay"
-    clock = "real seconds" if s.get("clock", "real") == "real" else "virtual seconds: no delay was measured"
+    clock = "real seconds" if s["clock"] == "real" else "virtual seconds: no delay was measured"
     yield "wall clock", f"{s['wall_clock_s']:,.1f} s", f"{clock}{emulated}"
     if s["privacy_unit"] is not None:
         note = f"of {number(s['epsilon_budget'])}, {EPSILON_LABELS[s['privacy_unit']]}"
@@ -52,8 +49,8 @@ def costs(s: Mapping[str, Any]) -> Iterator[Fact]:
             yield "the same as vector ε", number(s["vector_epsilon_max"]), "ε of the client's whole uploads"
     yield "selection, median", milliseconds(s["selection_s_median"]), f"per {turn(s)}"
     yield "rejected updates", str(s["rejected_updates"]), ""
-    doubted = f"; {counted(s['suspect_observations'], 'measurement')}" if "suspect_observations" in s else ""
-    yield f"suspect {turn(s)}s", str(s["suspect_rounds"]), f"of {s['rounds']}{doubted}"
+    doubted = f"of {s['rounds']}; {counted(s['suspect_observations'], 'measurement')}"
+    yield f"suspect {turn(s)}s", str(s["suspect_rounds"]), doubted
     if "overruns" in s:
         yield "overruns", str(s["overruns"]), "exchanges longer than the total drawn for them"
 
@@ -78,7 +75,7 @@ def _missed(s: Mapping[str, Any], unit: str) -> Iterator[Fact]:
 
 def noise(s: Mapping[str, Any]) -> str:
     """How great the noise was, with a remedy, if it was much greater than the clipped updates; empty otherwise."""
-    ratios = s.get("noise_to_clip")
+    ratios = s["noise_to_clip"]
     if not ratios or (ratios["last"] is not None and ratios["last"] <= MOST_NOISE_TO_CLIP):
         return ""
     last = "beyond all numbers" if ratios["last"] is None else f"{in_times(ratios['last'])} the clip"
@@ -91,7 +88,7 @@ def timing_error(s: Mapping[str, Any]) -> str:
     if not error_s or error_s["p50"] is None:
         return ""
     quantiles = f"p50 {milliseconds(error_s['p50'])}, p99 {milliseconds(error_s['p99'])}"
-    return f"{quantiles} off what was drawn, {s.get('clock', 'real')} time"
+    return f"{quantiles} off what was drawn, {s['clock']} time"
 
 
 def counted(count: int, noun: str) -> str:
@@ -120,8 +117,8 @@ def turn(summary: Mapping[str, Any]) -> str:
 
 
 def asked(summary: Mapping[str, Any]) -> str:
-    """How many clients a round or step asked, as "5 to 7 a round". Uses m for older summaries, which lack the range."""
-    fewest, most = summary.get("asked_per_round") or (summary["m"], summary["m"])
+    """How many clients a round or step asked, as "5 to 7 a round". Uses m if none was played."""
+    fewest, most = summary["asked_per_round"] or (summary["m"], summary["m"])
     return f"{fewest if fewest == most else f'{fewest} to {most}'} a {turn(summary)}"
 
 

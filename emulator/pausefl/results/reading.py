@@ -18,7 +18,7 @@ from pausefl.results.stored_summary import Summary, check_is_last, read_summary,
 from pausefl_process.databases import open_read_only
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.privacy_unit import PrivacyUnit
-from pausefl_server.records import ACCURACY, RoundRecord, Split
+from pausefl_server.records import RoundRecord, Split
 from pausefl_server.storage.round_log import RoundLog
 from pausefl_server.storage.seals import check_seals, check_version
 
@@ -187,7 +187,7 @@ class RunData:
     @property
     def metric(self) -> str:
         """The name of the task's mean score. The fields named "accuracy" hold this score."""
-        return self.summary.get("metric", ACCURACY)
+        return self.summary["metric"]
 
     def curve(
         self, split: Split, by: TimeAxis | Literal["round", "n_examples"] = "total_latency_s"

@@ -44,7 +44,7 @@ class Suspicion(TypedDict):
 
     rounds: int
     advice: str
-    clients: NotRequired[dict[str, int]]
+    clients: dict[str, int]
     """Affected rounds by client whose host gave the reason, most rounds first. Empty if the server's host gave it."""
 
 
@@ -70,35 +70,35 @@ class Summary(TypedDict):
     """`clients.count`."""
     m: int
     """`selection.m`."""
-    asked_per_round: NotRequired[list[int] | None]
+    asked_per_round: list[int] | None
     """The fewest and the most clients that a round asked. They differ from m under the policy `all`, with
     over-selection or with newcomers. null: no round was played."""
-    data: NotRequired[str | None]
+    data: str | None
     """The data set, and how many examples were for training, validation and test; null: no model was evaluated."""
     model_size: int
     """How many values an upload holds: those of the model that are trained, and with SCAFFOLD as many again."""
-    test_examples: NotRequired[int | None]
+    test_examples: int | None
     """How many test examples `final_accuracy` and `best_accuracy` were measured on."""
-    metric: NotRequired[str]
-    """The name of the task's mean score, which keys named "accuracy" hold. Missing in older runs (classifications)."""
+    metric: str
+    """The name of the task's mean score, which keys named "accuracy" hold."""
     final_accuracy: float | None
     """The score of the last model on all test examples."""
     best_accuracy: float | None
     """The test score of the best model on validation data. It may be below `final_accuracy`. null: none was rated."""
-    best_round: NotRequired[int | None]
+    best_round: int | None
     """The round that produced the model of `best_accuracy`."""
     wall_clock_s: float
     """How long the run took, without interruptions. On the virtual clock these are virtual seconds."""
-    mode: NotRequired[Literal["rounds", "asynchronous"]]
-    """`server.mode`; missing in older runs, which were played in rounds."""
-    elapsed_s: NotRequired[float]
+    mode: Literal["rounds", "asynchronous"]
+    """`server.mode`."""
+    elapsed_s: float
     """The time from the first job to the last commit, at the emulated scale. It compares rounds with asynchronous
     steps."""
-    clients_at_work: NotRequired[float]
+    clients_at_work: float
     """How many clients had a job, on average over `elapsed_s`."""
-    idle_share: NotRequired[float | None]
+    idle_share: float | None
     """The mean share of empty places. The places are `asynchronous.concurrency`, or the most clients a round asked."""
-    staleness: NotRequired[dict[str, float] | None]
+    staleness: dict[str, float] | None
     """The mean and the greatest staleness of the updates, in steps; null: no update came."""
     total_latency_s: float
     """The sum of the round latencies (eq. (3) of PAUSE), including failed attempts."""
@@ -130,7 +130,7 @@ class Summary(TypedDict):
     """`latency.signal`: whether latencies are round trips or communication times."""
     time_scale: float
     """`latency.time_scale`."""
-    clock: NotRequired[Literal["real", "virtual"]]
+    clock: Literal["real", "virtual"]
     """`experiment.clock`."""
     timing_error_s: TimingError | None
     """|measured − drawn|: the median and the 99 % quantile over all exchanges, in real seconds. Measured is the
@@ -141,7 +141,7 @@ class Summary(TypedDict):
     """The budget ε̄ of each client."""
     max_epsilon_spent: float | None
     """The greatest ε that any client may have spent: an upper bound, which counts jobs that were never answered."""
-    median_epsilon_spent: NotRequired[float | None]
+    median_epsilon_spent: float | None
     """The median over clients of the ε that each may have spent, with the same upper bound."""
     vector_epsilon_max: float | None
     """max_epsilon_spent for whole upload vectors: with the unit "coordinate", model_size times as much."""
@@ -153,11 +153,11 @@ class Summary(TypedDict):
     """`privacy.delta`."""
     epsilon_at_delta: float | None
     """ε of (ε, δ) for the client with the most releases, in the privacy unit. null also without dp-accounting."""
-    noise_to_clip: NotRequired[NoiseToClip | None]
+    noise_to_clip: NoiseToClip | None
     """The ratio of the noise scale to the clip bound, 2/ε_i in both privacy units."""
     epsilon_floor: float | None
     """The least ε of a release: `privacy.epsilon_floor`, or the ε that `privacy.noise_to_clip_max` gives if greater."""
-    retired_clients: NotRequired[int | None]
+    retired_clients: int | None
     """How many clients retired: they release nothing more."""
     budget_per: Literal["run", "data holder"] | None
     """Whose budget ε̄ is: of this run alone, or of a data holder whose ledger several runs charge."""
@@ -165,15 +165,15 @@ class Summary(TypedDict):
     """What clients sent without noise."""
     selection_s_median: float | None
     """The median time that a selection took, in seconds."""
-    selections_by_group: NotRequired[dict[str, dict[str, Any]] | None]
+    selections_by_group: dict[str, dict[str, Any]] | None
     """How often the clients of each group were chosen after they joined: in total, and per client and round."""
-    absent_clients: NotRequired[list[str]]
+    absent_clients: list[str]
     """Clients of the experiment that never took part."""
     rejected_updates: int
     """How many updates and other answers the server did not accept."""
     suspect_rounds: int
     """Rounds whose measurements are in doubt."""
-    suspect_observations: NotRequired[int]
+    suspect_observations: int
     """How many single measurements of clients' answers are in doubt."""
     suspect_because: dict[str, "Suspicion"] | None
     """By reason for doubt: how many rounds it affected, advice, and rounds by client whose host gave it."""
@@ -183,9 +183,9 @@ class Summary(TypedDict):
     """Why no further round was played."""
     outcome: Outcome
     """How the run ended; the exit status follows from it."""
-    starts: NotRequired[list[dict[str, str]] | None]
+    starts: list[dict[str, str]] | None
     """When, where, with which command, software and own code the run was started and each time resumed."""
-    missing_figures: NotRequired[dict[str, str]]
+    missing_figures: dict[str, str]
     """The reason for each key that is null because it could not be computed. The run itself is not affected."""
 
 
@@ -239,7 +239,7 @@ def text_in(path: Path, name: str) -> str:
 
 def told_at_starts(summary: Mapping[str, Any]) -> dict[str, str]:
     """The machines that a run was played on and the versions of the user's own code, sorted, with "; " between."""
-    starts = summary.get("starts") or ()
+    starts = summary["starts"] or ()
     return {name: "; ".join(sorted({s[name] for s in starts if name in s})) for name in _OF_STARTS}
 
 

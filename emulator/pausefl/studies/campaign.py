@@ -212,7 +212,7 @@ def check_all_played(run_dirs: Sequence[Path], missing: Missing, go_on: str, say
     """
     summaries = {run_dir.name: read_summary(run_dir) for run_dir in run_dirs}
     for name, summary in summaries.items():
-        if absent := summary.get("absent_clients"):
+        if absent := summary["absent_clients"]:
             say(f"{name}: without {excerpt(', '.join(absent))}")
     if missing:
         name, error = next(iter(missing.items()))

@@ -125,7 +125,7 @@ def played_seed(
         totals = {record.round: record.elapsed_s for record in run.records}
         leak, by_speed = _leakage_of(run)
     newcomers, newcomers_by_round = _newcomers_of(run)
-    start: Mapping[str, str] = next(iter(summary.get("starts") or []), {})
+    start: Mapping[str, str] = next(iter(summary["starts"] or []), {})
     return PlayedSeed(
         seed=summary["seed"],
         rounds=summary["rounds"],
@@ -136,7 +136,7 @@ def played_seed(
         total_latency_s=max(totals.values(), default=0.0) if is_elapsed else summary["total_latency_s"],
         is_whole=summary["rounds"] >= run.settings["experiment"]["rounds"],
         greatest_leak=summary["max_epsilon_spent"],
-        median_leak=summary.get("median_epsilon_spent"),
+        median_leak=summary["median_epsilon_spent"],
         epsilon_budget=summary["epsilon_budget"] if run.privacy else None,
         privacy_unit=summary["privacy_unit"],
         suspect_rounds=summary["suspect_rounds"],

@@ -71,7 +71,7 @@ def run_page(run: RunData, drawn: Mapping[str, bytes | None], figures: Figures |
         figures=pictures,
         headline=headline or (),
         timing=timing or {},
-        missing={**run.summary.get("missing_figures", {}), **figures.missing},
+        missing={**run.summary["missing_figures"], **figures.missing},
         swamped=swamped,
         idle=dict(zip(run.clients["client_id"], run.clients["idle_share"], strict=True)),
         disclosed=[DISCLOSURES.get(item, item) for item in run.summary["disclosed"]],

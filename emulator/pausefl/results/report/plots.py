@@ -312,8 +312,7 @@ def _in_seconds(run: RunData, what: str) -> str:
     scale = run.summary["time_scale"]
     if scale == 1:
         return f"{what} (s)"
-    clock = "real" if run.summary.get("clock", "real") == "real" else "virtual"
-    return f"{what}\n{clock} seconds (time_scale {scale:g})"
+    return f"{what}\n{run.summary['clock']} seconds (time_scale {scale:g})"
 
 
 def _quantiles(values: FloatArray, of_client: NDArray[np.intp]) -> FloatArray:

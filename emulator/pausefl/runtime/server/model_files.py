@@ -59,9 +59,8 @@ class ModelFiles:
             with safe_open(self._best, framework="np") as file:
                 parts = [file.get_tensor(tensor.name_in_model).ravel() for tensor in self._manifest.of_model.tensors]
                 noted, theta = file.metadata(), np.concatenate(parts)
-                model_digest = noted.get("model_digest") or digest(theta)  # older versions noted none
-                self._loaded = theta, model_digest
-                return int(noted["round"]), theta, model_digest
+                self._loaded = theta, noted["model_digest"]
+                return int(noted["round"]), *self._loaded
         except (FileNotFoundError, SafetensorError, KeyError, TypeError, ValueError):
             return None
 

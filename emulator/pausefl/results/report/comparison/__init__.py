@@ -98,8 +98,7 @@ class Comparison:
     @property
     def data(self) -> Sequence[str]:
         """Texts on the data that runs trained and were evaluated on, each different text once."""
-        told = (run.summary.get("data") for run in all_runs(self.runs))
-        return list(dict.fromkeys(text for text in told if text))
+        return list(dict.fromkeys(text for run in all_runs(self.runs) if (text := run.summary["data"])))
 
     @property
     def differences(self) -> Sequence[str]:

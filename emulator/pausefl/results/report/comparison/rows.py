@@ -73,7 +73,7 @@ def row_of(
         final_accuracy=spread("final_accuracy", lambda: [run.summary["final_accuracy"] for run in runs]),
         best_accuracy=spread("best_accuracy", lambda: [run.summary["best_accuracy"] for run in runs]),
         total_latency_s=spread("total_latency_s", lambda: [run.summary["total_latency_s"] for run in runs]),
-        elapsed_s=spread("elapsed_s", lambda: [run.summary.get("elapsed_s") for run in runs]),
+        elapsed_s=spread("elapsed_s", lambda: [run.summary["elapsed_s"] for run in runs]),
         missed_jobs=spread("missed_jobs", lambda: [sum(run.summary["missed_jobs"].values()) for run in runs]),
         time_to_common_s=spread("time_to_common_s", lambda: times_s),
         latency_saved=spread("latency_saved", lambda: shares_saved(times_s, baseline_s)),
