@@ -66,12 +66,7 @@ def load(source: str | Path | Mapping[str, Any] | Experiment, overrides: Overrid
         experiment = load_experiment(str(source), overrides)
     else:
         raise ConfigError(f"source = {source!r:.80}: must be a TOML file, a preset, tables or an Experiment")
-    from pausefl.experiment.server_records import check_policies
-    from pausefl.runtime.observers import check_observers
-
-    check_policies(experiment)
-    check_observers(experiment.experiment.observers)
-    return experiment
+    return _playable(experiment)
 
 
 @needs("server", "client", "report")
@@ -103,7 +98,8 @@ def run(
         raise ConfigError("resume = True: needs the run_dir of the run to go on with")
     if resume and experiment is None and run_dir is not None:
         experiment = stored_experiment(path_of("run_dir", run_dir))
-    experiment = checked(experiment)
+    else:
+        experiment = _playable(experiment)
     if rounds is not None:
         experiment = with_values(experiment, "experiment", rounds=count_of("rounds", rounds))
     if back_to is not None and not (resume and count_of("back_to", back_to, at_least=0) == back_to):
@@ -165,7 +161,7 @@ def validate(experiment: Experiment) -> list[str]:
     from pausefl.studies.ahead import ahead
 
     notes: list[str] = []
-    check_own_code(checked(experiment))
+    check_own_code(_playable(experiment))
     return [*try_out(experiment, notes.append), *notes, *ahead(experiment)]
 
 
@@ -267,6 +263,16 @@ def checked(experiment: Experiment | None) -> Experiment:
     """Return the experiment. Raises ConfigError if it is not an `Experiment`."""
     if not isinstance(experiment, Experiment):
         raise ConfigError(f"experiment = {experiment!r:.80}: must be an Experiment, as pausefl.load returns it")
+    return experiment
+
+
+def _playable(experiment: Experiment | None) -> Experiment:
+    """Return the experiment. Raises ConfigError also if its policies or its observers do not fit it."""
+    from pausefl.experiment.server_records import check_policies
+    from pausefl.runtime.observers import check_observers
+
+    check_policies(experiment := checked(experiment))
+    check_observers(experiment.experiment.observers)
     return experiment
 
 

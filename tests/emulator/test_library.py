@@ -256,8 +256,7 @@ def test_several_policies_are_simulated_under_the_same_latencies(tmp_path: Path)
     assert re.fullmatch(rf"pause waits [\d.]+ % less than random {range_of_seeds}", answer)
     assert "no network, training or accuracy was measured" in caveat
     with (found.folder / "simulations.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["policy"], row["seed"]) for row in rows] == [(p, s) for p in ("pause", "random") for s in "123"]
+        assert [(r["policy"], r["seed"]) for r in csv.DictReader(file)] == [(p, s) for p in policies for s in "123"]
     assert (found.folder / "simulations.png").stat().st_size > 10_000
 
 
@@ -267,8 +266,7 @@ def test_regrets_of_different_objectives_do_not_compare(tmp_path: Path, monkeypa
     experiment = pausefl.load("demo", {**SIX, "selection.pause.alpha": 1.0})
     found = pausefl.simulate(experiment, 20, tmp_path / "unlike", policies=["pause", "random"])
     assert {policy: genie["alpha"] for policy, genie in found.summary["genies"].items()} == {"pause": 1, "random": 100}
-    written = json.loads((found.folder / "simulations.json").read_text("utf-8"))
-    assert written["genies"] == found.summary["genies"]
+    assert json.loads((found.folder / "simulations.json").read_text("utf-8"))["genies"] == found.summary["genies"]
     with (found.folder / "simulations.csv").open(encoding="utf-8") as file:
         assert [row["genie_alpha"] for row in csv.DictReader(file)] == ["1.0", "100.0"]
     said = list(simulations.in_words(found.summary))
@@ -362,6 +360,8 @@ WRONG: dict[str, tuple[Callable[[pausefl.Experiment], object], str]] = {
     "a folder": (lambda e: pausefl.simulate(e, 10, 3), r"^folder = 3: must be a path$"),  # type: ignore[arg-type] # on purpose
     "no run": (lambda _: pausefl.open(None), r"^folder = None: must be a path$"),  # type: ignore[arg-type] # on purpose
     "no source": (lambda _: pausefl.fit_latency(None), r"^source = None: must be a path$"),  # type: ignore[arg-type] # on purpose
+    "a replaced policy": (lambda e: pausefl.run(e.replace({"selection.policy": "fedat"})), "fedat.: goes with server"),
+    "a simulated one": (lambda e: pausefl.simulate(e.replace({"selection.policy": "fedat"}), 3), "fedat.: goes with s"),
     "a preset": (lambda _: pausefl.run("demo"), r"^experiment = 'demo': must be an Experiment"),  # type: ignore[arg-type] # on purpose
     "an observer's name": (lambda e: pausefl.run(e, observers="mlflow"), r"^observers = 'mlflow': must be a list of"),  # type: ignore[arg-type] # on purpose
     "its class": (lambda e: pausefl.run(e, observers=[pausefl.Observer]), r"^observers = \[<class.*: must be a list"),  # type: ignore[list-item] # on purpose

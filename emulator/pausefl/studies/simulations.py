@@ -65,7 +65,7 @@ def run_simulations(
     if any((folder / name).exists() for name in ("simulation.json", "simulations.json", CAMPAIGN_PLAN)):
         raise ConfigError(f"{folder}: holds other results; choose another folder")  # its files would be replaced
     if not policies and seeds == 1:
-        return run_simulation(experiment, rounds, folder)
+        return run_simulation(variant_of(experiment, experiment.selection.policy, 0), rounds, folder)
     labels = labels_of(policies or [experiment.selection.policy]).items()
     listed = [(label, variant_of(experiment, policy, i)) for policy, label in labels for i in range(seeds)]
     _check_alike(listed)
