@@ -16,11 +16,12 @@ from pausefl_proto.budget import Budget
 from pausefl_server.clients import ClientTable
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.records import LogEvent, Miss, RoundRecord, Timing
-from pausefl_server.rounds.choosing import selectable_rows
+from pausefl_server.rounds.choosing import context_of, selectable_rows
 from pausefl_server.selection import Context
 from pausefl_server.selection.latency import Recent, mean_and_count, remember
 from pausefl_server.selection.observed import seen_by_policy
 from pausefl_server.selection.policies.baselines import All, Ucb
+from pausefl_server.selection.policies.fed_ts import FedTs
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.state import RunState, replay
 from rigs.log import observation, record
@@ -190,6 +191,8 @@ def test_resting_clients_are_asked_after_all_where_too_few_are_left() -> None:
     assert selectable_rows(table, 4, 3, 64).size == 3
     assert selectable_rows(table, 7, 4, 64).tolist() == [0, 1, 2, 3]
     assert selectable_rows(table, 4, 9, 64).size == 4
+    table.joined_round[[0, 3]] = 2  # a and d, who do not rest, are newcomers: m of Fed-TS counts b and c alone
+    assert context_of(server_settings(8), RunState(FedTs(1), table, None), None, 4, 1).eligible.tolist() == [0, 1, 3]
 
 
 def test_of_resting_clients_those_are_asked_first_whose_rest_ends_first_and_of_equals_by_the_seed() -> None:

@@ -207,12 +207,9 @@ def test_rescaled_centroids_follow_the_originals_own_drifts() -> None:
 
 
 def test_the_size_is_searched_once_everyone_was_chosen_more_than_l_times() -> None:
-    play = with_newcomers(FedTs(2, newcomer_share=1.0, search_after=2)).rounds(3)
-    rows = play.table.rows if play.select() else None
-    assert rows is not None
-    newcomers = rows((*RELEVANT, *POISONED))
-    size = play.table.chosen.size
-    successes, failures = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    play = rating(newcomer_share=1.0, search_after=2)
+    newcomers = play.table.rows((*RELEVANT, *POISONED))
+    successes, failures = np.zeros((2, len(play.table)), np.int64)
     failures[newcomers[:3]] = 1  # s = 1 < f = 2: irrelevant by the printed sign; s = f counts as relevant
     play.state = dataclasses.replace(play.state, successes=successes, failures=failures)
     play.table.chosen[newcomers] = 3

@@ -25,6 +25,7 @@ from pausefl_server.rounds.budget_exhaustion import budgets_end, rounds_left, to
 from pausefl_server.rounds.choosing import free_places
 from pausefl_server.rounds.messages import Lost, Register
 from pausefl_server.selection.policies.baselines import All
+from pausefl_server.selection.policies.fed_ts import FedTs
 from pausefl_server.settings import PrivacySettings
 from pausefl_server.state import RunState
 from rigs.coordinator import BUDGET, CoordinatorRig, MakeRig
@@ -222,12 +223,9 @@ def test_the_bounds_are_no_wider_than_their_probability_asks_for() -> None:
     assert total <= 1.4 * (d + d * scale)
 
 
-def test_equal_shares_last_as_long_as_there_is_budget() -> None:
-    assert [rounds_left(np.full(n, 70), np.full(n, 10), m=5) for n in (30, 4)] == [420, 0]
-
-
-def test_whoever_is_chosen_more_is_used_up_sooner() -> None:
+def test_equal_shares_last_as_long_as_there_is_budget_and_whoever_is_chosen_more_is_used_up_sooner() -> None:
     """Two fast clients play every round and last 20 rounds. Then a single client has budget left, too few for m = 2."""
+    assert [rounds_left(np.full(n, 70), np.full(n, 10), m=5) for n in (30, 4)] == [420, 0]
     assert rounds_left(np.array([20, 20, 10]), np.array([99, 99, 0]), m=2) == 20
     assert rounds_left(np.array([20, 20, 20]), np.array([10, 10, 10]), m=1) == 60
     # Chosen 4 and 0 times, so 5 to 1 from now on. After 2 such turns one has no release left, after 10 the other.
@@ -250,11 +248,13 @@ def test_the_end_of_budgets_is_forecast_from_the_round_that_is_over() -> None:
 
 
 def test_a_run_ends_with_too_few_clients_only_where_budgets_are_the_cause() -> None:
-    table = table_of(*"ab")
-    assert too_few_left(table, m=3) == ""
-    table.retired[0] = True
-    assert too_few_left(table, m=1) == ""
-    assert too_few_left(table, m=2) == "privacy budgets: 1 of 2 clients may still release, a round takes m = 2"
+    state = RunState(All(1), table_of(*"ab"), None)
+    assert too_few_left(state, m=3) == ""
+    state.table.retired[0] = True
+    assert too_few_left(state, m=1) == ""
+    assert too_few_left(state, m=2) == "privacy budgets: 1 of 2 clients may still release, a round takes m = 2"
+    state.table.joined_round[1] = 2  # b, a newcomer, has a budget left; m of Fed-TS counts a alone
+    assert too_few_left(replace(state, policy=FedTs(1)), m=1).startswith("privacy budgets: 0 of 1 originals may still")
 
 
 def test_a_step_whose_updates_end_the_budgets_hands_out_as_the_last_one_does() -> None:

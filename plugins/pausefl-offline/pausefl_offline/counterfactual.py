@@ -111,7 +111,7 @@ class _ImaginedRun:
         state.before_round(record.round, events)
         for attempt in range(first, first + self.settings.rounds_without_update_max):
             state.before_round(record.round, used_up(state.table, self.settings.budget))
-            if too_few_left(state.table, self.needed) or not state.table.eligible().size:
+            if too_few_left(state, self.needed) or not state.table.eligible().size:
                 played.beyond_budgets = attempt == first
                 played.without_update = not played.beyond_budgets
                 return played

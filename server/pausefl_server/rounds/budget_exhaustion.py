@@ -27,16 +27,18 @@ def used_up(table: ClientTable, budget: Budget | None, answered: Sequence[int] =
     return tuple(LogEvent("retired", table.ids[row], "its next epsilon would lie below the floor") for row in rows)
 
 
-def too_few_left(table: ClientTable, m: int, retiring: int = 0, to_come: int = 0) -> str:
+def too_few_left(state: RunState, m: int, retiring: int = 0, to_come: int = 0) -> str:
     """Why budgets end the run: with fewer than m clients, noise would drown what the model has learnt.
 
-    Empty if m clients may still release, `to_come` unknown ones among them, or if none has retired. `retiring` further
-    clients are about to retire.
+    Empty if m of the clients that m counts may still release, `to_come` unknown ones among them, or if none of them has
+    retired. `retiring` further clients are about to retire.
     """
-    left = len(table) - np.count_nonzero(table.retired) - retiring
-    if left + to_come >= m or left == len(table):
+    counted = state.policy.counted(state.table)
+    known, left = counted.sum(), (counted & ~state.table.retired).sum() - retiring
+    if left + to_come >= m or left == known:
         return ""
-    return f"privacy budgets: {left} of {len(table)} clients may still release, a round takes m = {m}"
+    clients = "clients" if counted.all() else "originals"
+    return f"privacy budgets: {left} of {known} {clients} may still release, a round takes m = {m}"
 
 
 def budgets_end(state: RunState, settings: ServerSettings) -> int | None:
@@ -44,7 +46,7 @@ def budgets_end(state: RunState, settings: ServerSettings) -> int | None:
     limit = settings.budget.participations if settings.budget else None
     if limit is None:
         return None
-    active, m = ~state.table.retired, settings.updates_needed(state.policy.m)
+    active, m = state.policy.counted(state.table) & ~state.table.retired, settings.updates_needed(state.policy.m)
     left, chosen = limit - state.table.released[active], state.table.chosen[active]
     answers = m if settings.is_asynchronous else float(chosen.sum()) / max(state.round, 1) - settings.spare
     return state.round + rounds_left(left, chosen, m, answers)

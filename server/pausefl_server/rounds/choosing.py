@@ -45,7 +45,7 @@ def free_places(
     """
     steps, rows = settings.asynchronous, np.array(idle, np.int64)
     retiring = len(used_up(state.table, settings.budget, answered))
-    is_last = step >= settings.rounds or too_few_left(state.table, steps.buffer, retiring) != ""
+    is_last = step >= settings.rounds or too_few_left(state, steps.buffer, retiring) != ""
     count = (min(steps.concurrency, lacks) if is_last else steps.concurrency) - len(at_work)
     if (tiers := state.policy.tiers_of(state.policy_state, state.table)) is not None:
         count, rows = min(count, steps.buffer), rows[~np.isin(tiers[rows], tiers[at_work])]
@@ -69,17 +69,12 @@ def selectable_rows(
     missed_now = is_silent & (table.last_missed_round[rows] == round)
     if missed_now.any() and not missed_now.all():
         rows = rows[~missed_now]
-    doublings = np.minimum(table.misses_in_a_row[rows] - 1, 62)
-    rest = np.minimum(np.left_shift(1, np.maximum(doublings, 0)), rest_rounds_max)
+    rest = np.minimum(np.left_shift(1, np.clip(table.misses_in_a_row[rows] - 1, 0, 62)), rest_rounds_max)
     ends = np.where(table.misses_in_a_row[rows] > 0, table.last_missed_round[rows] + rest, 0)
-    resting = ends >= round
-    if not resting.any():
-        return rows
-    needed = max(0, m - int((~resting).sum()))
-    soonest = np.lexsort((table.tie_key[rows], ends))
-    recalled = [i for i in soonest.tolist() if resting[i]][:needed]
-    resting[recalled] = False
-    return rows[~resting]
+    resting = np.flatnonzero(ends >= round)
+    soonest = resting[np.lexsort((table.tie_key[rows[resting]], ends[resting]))]
+    needed = max(0, m - (len(rows) - len(resting)))
+    return np.delete(rows, soonest[needed:])
 
 
 def choose(context: Context, state: RunState, free: FreePlaces | None = None) -> Selection:
@@ -103,10 +98,14 @@ def context_of(
     """The policy's context for an attempt at `round`, whose events are folded into `state`."""
     table, m = state.table, state.policy.m if free is None else free.count
     among = table.eligible() if free is None else free.idle
+    counted = state.policy.counted(table)[among]
+    # A client that m does not count takes no place of those that it counts, and rests whoever is left.
+    groups = [(m, among[counted]), (0, among[~counted])] if counted.any() else [(m, among)]
+    awake = [selectable_rows(table, round, places, settings.rest_rounds_max, rows) for places, rows in groups]
     return Context(
         round=round,
         table=table,
-        eligible=selectable_rows(table, round, m, settings.rest_rounds_max, among),
+        eligible=np.sort(np.concatenate(awake)),
         rng=generator(settings.seed, "selection", round, attempt),
         epsilon_budget=settings.budget.epsilon_budget if settings.budget else None,
         weight_share_max=settings.aggregation.weight_share_max,

@@ -152,8 +152,8 @@ class Coordinator(Actor[_Message]):
             self._run_began_s = started[0] - self.state.wall_clock_s
         known = len(self.state.table)
         events = self._fold_events(number)
-        too_few = too_few_left(self.state.table, self._needed)
-        may_come = too_few and not too_few_left(self.state.table, self._needed, to_come=self._members.to_come())
+        too_few = too_few_left(self.state, self._needed)
+        may_come = too_few and not too_few_left(self.state, self._needed, to_come=self._members.to_come())
         is_at_work = bool(self._to_ask_again) or (self._open is not None and bool(self._open.due))
         if too_few or not (is_at_work or self.state.table.eligible().size):
             self.state.table.forget_rows_from(known)  # these newcomers are logged later, with further ones

@@ -151,6 +151,10 @@ class Policy(Bounded, ABC):
         """
         return state
 
+    def counted(self, table: ClientTable) -> BoolArray:
+        """Returns the clients that `m` counts, (K,). Default: all."""
+        return np.ones(len(table), np.bool_)
+
     def updates_needed(self, table: ClientTable, at_work: IntArray, buffer: int) -> int:
         """Returns how many updates complete the open asynchronous step while these rows work. Default: `buffer` (K)."""
         return buffer

@@ -13,9 +13,9 @@ from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.terms import rows_in_tie_order
 
 
-def is_original(table: ClientTable, rows: IntArray) -> BoolArray:
-    """(n,), True for clients that were present in round 1 (Fed-TS's group I_o). All others are newcomers (I_e)."""
-    original: BoolArray = table.joined_round[rows] == 1
+def is_original(table: ClientTable) -> BoolArray:
+    """(K,), True for clients that were present in round 1 (Fed-TS's group I_o). All others are newcomers (I_e)."""
+    original: BoolArray = table.joined_round == 1
     return original
 
 
@@ -32,12 +32,15 @@ class NewcomerPolicy(Policy):
     newcomer_share: PositiveShare = 0.5
     """P: the share of an insertion's eligible newcomers that a round chooses. p is this share of their number."""
 
+    def counted(self, table: ClientTable) -> BoolArray:
+        return is_original(table)
+
     def select(self, state: Any, context: Context) -> Selection:
         """The chosen originals and newcomers. If one group has no eligible client, only the other is chosen from."""
         rows = rows_in_tie_order(context)
-        original = is_original(context.table, rows)
+        original = is_original(context.table)[rows]
         originals = rows[original]
-        chosen = [context.rng.choice(originals, min(self.m, len(originals)), replace=False)] if len(originals) else []
+        chosen = [context.rng.choice(originals, min(self.m, len(originals)), replace=False)]
         joined_round = context.table.joined_round[rows]
         for insertion in np.unique(joined_round[~original]):
             newcomers = rows[joined_round == insertion]
@@ -45,8 +48,7 @@ class NewcomerPolicy(Policy):
             size = max(1, self._size(state, context.table, newcomers))
             chosen.append(newcomers[np.argsort(-promise, kind="stable")[:size]])
         everyone = np.sort(np.concatenate(chosen))
-        n_originals = float(is_original(context.table, everyone).sum())
-        details = {"originals": n_originals, "newcomers": len(everyone) - n_originals}
+        details = {"originals": float(len(chosen[0])), "newcomers": float(len(everyone) - len(chosen[0]))}
         return Selection(everyone, weights=np.full(len(everyone), 1 / len(everyone)), details=details)
 
     @abstractmethod

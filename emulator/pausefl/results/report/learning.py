@@ -85,7 +85,7 @@ def _classified(record: RoundRecord, before: Posteriors, state: RunState) -> lis
     measured = [o for o in record.observations if "drift" in o.statistics]
     rows = table.rows(o.client_id for o in measured)
     small = state.policy_state.grown(len(table)).successes[rows] > before.grown(len(table)).successes[rows]
-    columns = zip(measured, is_original(table, rows).tolist(), small.tolist(), strict=True)
+    columns = zip(measured, is_original(table)[rows].tolist(), small.tolist(), strict=True)
     return [(record.round, o.client_id, o.statistics["drift"], original, is_small) for o, original, is_small in columns]
 
 
@@ -93,7 +93,7 @@ def _assemble(
     run: RunData, state: RunState, posteriors: list[Posteriors], drifts: list[tuple[Any, ...]], threshold: FloatArray
 ) -> Learning | None:
     table = state.table
-    rows = np.flatnonzero(~is_original(table, np.arange(len(table))))
+    rows = np.flatnonzero(~is_original(table))
     if not rows.size:
         return None
     counts = np.array([p.counts(rows, len(table)) for p in posteriors])

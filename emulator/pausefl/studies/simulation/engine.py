@@ -153,7 +153,7 @@ def simulate(policy: Policy, setting: Setting, rounds: int, *, with_regret: bool
     for t, of_ids in enumerate(draws, 1):
         state.before_round(t, [*arrivals(presence, t, setting.examples), *used_up(table, server.budget)])
         is_empty = not table.eligible().size
-        if too_few_left(table, server.updates_needed(policy.m)) or (is_empty and table.connected.any()):
+        if too_few_left(state, server.updates_needed(policy.m)) or (is_empty and table.connected.any()):
             break  # once all that are there have spent their budgets, a run ends, whoever is away
         if len(known) < len(table):
             known = np.searchsorted(ids, table.ids)

@@ -151,7 +151,7 @@ def simulate_newcomers(policy: NewcomerPolicy, setting: DriftSetting, rounds: in
 
 def _record(t: int, state: RunState, server: ServerSettings, rows: IntArray, drift: FloatArray) -> RoundRecord:
     """The server's record of the round. A single original has no drift, as there is no other to compare it with."""
-    original = is_original(state.table, rows)
+    original = is_original(state.table)[rows]
     measured = ~original | (original.sum() > 1)
     # The policy `chr` needs a cosine. It is 1 − drift, so that a small drift is a great cosine.
     observations = [
@@ -162,7 +162,7 @@ def _record(t: int, state: RunState, server: ServerSettings, rows: IntArray, dri
 
 
 def _result(setting: DriftSetting, table: ClientTable, state: Any, chosen: BoolArray) -> NewcomerResult:
-    rows = np.flatnonzero(~is_original(table, np.arange(len(table))))
+    rows = np.flatnonzero(~is_original(table))
     means = np.array([setting.laws[table.ids[row]].mean for row in rows])
     threshold = sum(two_means(means.tolist(), (means.min(), means.max()))) / 2 if rows.size else np.nan
     insertions = []

@@ -28,7 +28,7 @@ class Chr(NewcomerPolicy):
 
     def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection | None:
         """The cosine of each newcomer's update with the originals' mean update. None if no original sent an update."""
-        original = is_original(table, rows)
+        original = is_original(table)[rows]
         originals = [update for update, is_one in zip(updates, original, strict=True) if is_one]
         if not originals:
             return None

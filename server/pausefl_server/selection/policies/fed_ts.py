@@ -45,9 +45,8 @@ class Posteriors:
 
     def grown(self, clients: int) -> "Posteriors":
         """A copy with an entry for every row of a table of `clients` rows."""
-        new = np.zeros(clients - len(self.successes), np.int64)
-        successes, failures = (np.concatenate((counts, new)) for counts in (self.successes, self.failures))
-        return replace(self, successes=successes, failures=failures)
+        new = (0, clients - len(self.successes))
+        return replace(self, successes=np.pad(self.successes, new), failures=np.pad(self.failures, new))
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class FedTs(NewcomerPolicy):
 
         There are no drifts if no original sent an update, and none for an original that is the only one.
         """
-        original = is_original(table, rows)
+        original = is_original(table)[rows]
         originals = [update for update, is_one in zip(updates, original, strict=True) if is_one]
         newcomers = [update for update, is_one in zip(updates, original, strict=True) if not is_one]
         if not originals:
@@ -104,7 +103,7 @@ class FedTs(NewcomerPolicy):
         measured = [o for o in record.observations if "drift" in o.statistics]
         rows = table.rows(o.client_id for o in measured)
         drift = np.array([o.statistics["drift"] for o in measured])
-        original = is_original(table, rows)
+        original = is_original(table)[rows]
         if original.all() or (self.guard != "none" and not original.any()):
             return state
         originals_drift = float(drift[original].mean()) if original.any() else state.originals_drift
@@ -137,23 +136,18 @@ class FedTs(NewcomerPolicy):
         self, drift: FloatArray, start: tuple[float, float] | None
     ) -> tuple[BoolArray, tuple[float, float] | None]:
         """Whether each of n > 0 newcomers' drifts is small, (n,), and the centroids to remember."""
-        everyone = np.ones(len(drift), np.bool_)
         if len(drift) == 1:
-            return everyone, start
+            return np.ones(1, np.bool_), start
         found = two_means(drift.tolist(), start or (drift.min(), drift.max()))
         small = drift <= _threshold(found)
         on_one_side = small.all() or not small.any()
-        if on_one_side and self.centroids != "rescaled":
-            small = everyone
+        small |= on_one_side and self.centroids != "rescaled"
         return small, None if on_one_side and self.centroids == "restart" else found
 
     def _within_guard(self, drift: FloatArray, originals_drift: FloatArray) -> BoolArray:
         """(n,), whether each drift passes the guard: all without a guard, none with fewer than two originals."""
-        if self.guard == "none":
-            return np.ones(len(drift), np.bool_)
-        if not np.isfinite(originals_drift).any():
-            return np.zeros(len(drift), np.bool_)
-        within: BoolArray = drift <= originals_drift.max()
+        greatest = np.inf if self.guard == "none" else np.fmax.reduce(originals_drift, initial=-np.inf)
+        within: BoolArray = drift <= greatest
         return within
 
 
@@ -168,9 +162,8 @@ class DriftUcb(FedTs):
     """See `centroids` of fed-ts. UCB1 often chooses harmful newcomers alone; with "kept", all of them would succeed."""
 
     def _promise(self, state: Posteriors, context: Context, newcomers: IntArray) -> FloatArray:
-        table = context.table
-        successes, _ = state.counts(newcomers, len(table))
-        chosen = table.chosen[newcomers]
+        successes, _ = state.counts(newcomers, len(context.table))
+        chosen = context.table.chosen[newcomers]
         index = (successes - 1) / np.maximum(chosen, 1) + np.sqrt(2 * math.log(context.round) / np.maximum(chosen, 1))
         return np.where(chosen == 0, np.inf, index)
 
