@@ -155,8 +155,8 @@ MISTAKES = [
     ("workload.training=fedprox\nworkload.proximal_mu=1.0", "workload.proximal_mu", "goes with"),
     ("workload.model=resnet18", 'workload.model = "resnet18"', "must be one of mlp"),
     ("workload.dataset=cifar100", 'workload.dataset = "cifar100"', "did you mean cifar10? It must be one of"),
-    ("aggregation.rule=mode", 'aggregation.rule.kind = "mode"', "must be one of fedavg, median"),
-    ("aggregation.rule={kind=[1]}", "aggregation.rule.kind = [1]", "must be one of fedavg, median"),
+    ("aggregation.rule=mode", 'aggregation.rule.kind = "mode"', "must be one of fedavg, norm-clip"),
+    ("aggregation.rule={kind=[1]}", "aggregation.rule.kind = [1]", "must be one of fedavg, norm-clip"),
     ("aggregation.optimizer=lion", 'aggregation.optimizer.kind = "lion"', "must be one of sgd, fedavgm"),
     ("aggregation.optimizer.tau=nan", "aggregation.optimizer.tau = nan", "must be above 0"),
     # methods of two keys, of which one is missing

@@ -77,7 +77,7 @@ def aggregation_of(table: AggregationTable) -> Aggregation:
         rule = read_kind(RULES, table.rule, "aggregation.rule")
     elif len(table.rule) > 1:
         raise ConfigError(f'aggregation.rule = "{rule}": has no keys here; its parameters belong in [aggregation]')
-    return Aggregation(rule, table.harmful, table.clip_norm, table.weight_share_max, table.norm_limit)
+    return replace(table, rule=rule)
 
 
 def asynchronous_of(table: AsynchronousTable) -> Asynchronous:

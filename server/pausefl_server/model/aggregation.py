@@ -58,7 +58,9 @@ class Aggregation:
         """The round's combined update, a new vector; weights are (n,) and positive. PauseflError for a bad rule."""
         if isinstance(self.rule, AggregationRule):
             return checked_vector(self.rule.combine(updates, weights), updates[0].size, "aggregation.rule")
-        return _COMBINED_BY[self.rule](self, updates, weights)
+        if self.rule in _AVERAGED:
+            return weighted_mean(_AVERAGED[self.rule](self, updates), weights)
+        return _UNWEIGHED[self.rule](self, updates)
 
     def discounted(self, updates: Sequence[Vector], weights: FloatArray, discounts: FloatArray | None) -> Vector:
         """`combine`, in which update i counts `discounts[i]` as much. The rule sees updates as they came.
@@ -67,7 +69,8 @@ class Aggregation:
         """
         if discounts is None or discounts.min() == 1:
             return self.combine(updates, read_only(weights))
-        share = np.average(discounts, weights=weights if self.rule in ("fedavg", "norm-clip") else None)
+        is_weighed = isinstance(self.rule, str) and self.rule in _AVERAGED
+        share = np.average(discounts, weights=weights if is_weighed else None)
         return np.float32(share) * self.combine(updates, read_only(weights * discounts))
 
 
@@ -114,15 +117,10 @@ def weighted_mean(updates: Sequence[Vector], weights: FloatArray) -> Vector:
     return mean
 
 
-def median(updates: Sequence[Vector]) -> Vector:
-    """The median of each coordinate (Yin, Chen, Ramchandran and Bartlett, ICML 2018, Definition 1)."""
-    return trimmed_mean(updates, len(updates))
-
-
 def trimmed_mean(updates: Sequence[Vector], harmful: int) -> Vector:
-    """The mean of each coordinate without its f least and f greatest values (Yin et al., 2018, Definition 2).
+    """The mean of each coordinate without its f least and f greatest values (Yin et al., ICML 2018, Definition 2).
 
-    At least one value remains, or two if n is even.
+    At least one value remains, or two if n is even: the median, for f ≥ n/2.
     """
     n = len(updates)
     f = min(harmful, (n - 1) // 2)
@@ -187,19 +185,21 @@ def _blocks(size: int, of: int = _BLOCK) -> Iterator[slice]:
     return (slice(start, start + of) for start in range(0, size, of))
 
 
-_COMBINED_BY: Mapping[object, Callable[[Aggregation, Sequence[Vector], FloatArray], Vector]] = {
-    "fedavg": lambda _, updates, weights: weighted_mean(updates, weights),
-    "median": lambda _, updates, _weights: median(updates),
-    "trimmed-mean": lambda of, updates, _weights: trimmed_mean(updates, of.harmful),
-    "krum": lambda of, updates, _weights: krum(updates, of.harmful),
-    "multi-krum": lambda of, updates, _weights: multi_krum(updates, of.harmful),
-    "norm-clip": lambda of, updates, weights: weighted_mean(clipped(updates, of.clip_norm), weights),
+_AVERAGED: Mapping[object, Callable[[Aggregation, Sequence[Vector]], Sequence[Vector]]] = {
+    "fedavg": lambda _, updates: updates,
+    "norm-clip": lambda of, updates: clipped(updates, of.clip_norm),
 }
-"""The built-in rules by name. Their parameters are the keys of `Aggregation`."""
+_UNWEIGHED: Mapping[object, Callable[[Aggregation, Sequence[Vector]], Vector]] = {
+    "median": lambda _, updates: trimmed_mean(updates, len(updates)),
+    "trimmed-mean": lambda of, updates: trimmed_mean(updates, of.harmful),
+    "krum": lambda of, updates: krum(updates, of.harmful),
+    "multi-krum": lambda of, updates: multi_krum(updates, of.harmful),
+}
+"""The built-in rules that ignore weights, after what the others average by weights. Parameters are `Aggregation`'s."""
 
 RULES = Registry(
     "aggregation_rules",
-    dict.fromkeys(map(str, _COMBINED_BY), Aggregation),
+    dict.fromkeys(map(str, (*_AVERAGED, *_UNWEIGHED)), Aggregation),
     base="pausefl_server.model.aggregation:AggregationRule",
 )
 """The rules that `aggregation.rule` names: `Aggregation` for those whose parameters are its keys."""
