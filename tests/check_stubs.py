@@ -12,11 +12,10 @@ NAMES = ("federation", "evaluation")
 def main() -> None:
     """Generate the stubs into a temporary folder and compare."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "grpc_tools.protoc", "-Iproto"]
-        command += [f"--python_out={folder}", f"--mypy_out={folder}"]
         plugin = Path(sys.executable).parent / "protoc-gen-mypy"
-        protos = [f"pausefl_proto/v1/{name}.proto" for name in NAMES]
-        command += [f"--plugin=protoc-gen-mypy={plugin}", *protos]
+        command = [sys.executable, "-m", "grpc_tools.protoc", "-Iproto", f"--plugin=protoc-gen-mypy={plugin}"]
+        command += [f"--python_out={folder}", f"--mypy_out={folder}"]
+        command += [f"pausefl_proto/v1/{name}.proto" for name in NAMES]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
         for name in (f"{name}_pb2.{end}" for name in NAMES for end in ("py", "pyi")):
             fresh = Path(folder, "pausefl_proto/v1", name).read_text("utf-8")

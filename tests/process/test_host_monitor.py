@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ import pausefl
 from pausefl_process.host_monitor import HostMonitor, HostReport, Peaks, StealMeter, TurnMeter
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.exchange import host_of
-from pausefl_server.host_limits import ADVICE, DOUBTS, OVERDUE, HostLimits, still_s
+from pausefl_server.host_limits import DOUBTS, OVERDUE, HostLimits, still_s
 from pausefl_server.records import LogEvent, RoundRecord, Timing
 from pausefl_server.storage.store import Store
 from rigs.command import query
@@ -210,7 +210,7 @@ def test_steal_is_a_share_of_all_ticks_of_the_last_second(tmp_path: Path) -> Non
 def test_each_limit_is_a_doubt_of_its_own_with_advice() -> None:
     limits = HostLimits()
     assert limits.of_server(HostReport()) == limits.of_client(HostReport(), "round_trip") == []
-    for name in ADVICE:
+    for name in (field.name for field in fields(HostReport)):
         bad = HostReport(**{name: 0.9})
         assert (limits.of_server(bad), limits.of_client(bad, "round_trip")) == ([f"server {name}"], [f"clients {name}"])
         assert limits.teaches(limits.of_server(bad)) == (name not in ("stopped_s", "suspended_s"))
@@ -248,14 +248,13 @@ def test_the_server_reads_what_a_clients_host_said() -> None:
 
 def test_the_log_keeps_what_hosts_and_clocks_said(tmp_path: Path) -> None:
     with closing(Store(tmp_path / "run.db")) as store:
-        store.commit_round(doubted_round())
-        assert store.rounds() == [doubted_round()]
+        store.commit_round(said := doubted_round())
+        assert store.rounds() == [said]
     hosts = query(tmp_path, "SELECT * FROM hosts ORDER BY client_id")
-    assert hosts == [(1, None, 0.01, 0.02, 0.03, 0.04, 0.0, 0.0), (1, "c", 0.1, 0.2, 0.3, 0.4, 0.5, 0.0)]
+    assert hosts == [(1, None, *astuple(said.host)), (1, "c", *astuple(said.observations[0].host))]
     doubts = [(1, "clients loop_lag_s"), (1, "clients stopped_s")]
     assert query(tmp_path, "SELECT * FROM suspect_rounds") == doubts
-    doubted = query(tmp_path, "SELECT * FROM suspect_observations")
-    assert doubted == [(1, "c", "clients loop_lag_s", 0), (1, "c", "clients stopped_s", 0)]
+    assert query(tmp_path, "SELECT * FROM suspect_observations") == [(1, "c", doubt, 0) for _, doubt in doubts]
     assert query(tmp_path, "SELECT exchange_s FROM breakdown") == [(pytest.approx(0.505),)]
 
 

@@ -215,7 +215,7 @@ def spent(client_id: str, epsilon: float, participation: int = 1) -> Observation
     return observation(client_id, participation=participation, epsilon=0.5, epsilon_spent=epsilon)
 
 
-TIMING = Timing(6.0, 0.25, 0.5, 0.125, 1.0, 0.0625, 0.75, 0.5, reconnect_s=2.0)
+TIMING = Timing(8.0, *(2.0**-k for k in range(1, len(get_type_hints(Timing)))))
 LEAKS = [record(1), record(2, spent("a", 3.0), spent("b", 5.0)), record(3, spent("a", 4.0)), record(4, spent("a", 6.0))]
 CHOICES = [record(1, chosen=("a", "a", "b")), record(2, chosen=('quote"d', "a"))]
 STATISTICS = {"drift": 0.25, "norm": 2.0}
@@ -232,7 +232,7 @@ JOINS = [
         (
             [record(1, observation("a", timing=TIMING, drawn_down_s=0.5, drawn_up_s=0.75))],
             "SELECT device_s, communication_s, propagation_s, drawn_s FROM breakdown",
-            [(1.1875, 4.8125, 0.8125, 1.25)],
+            [(TIMING.device_s, TIMING.communication_s, TIMING.propagation_s, 1.25)],
         ),
         (
             [record(t, round_latency_s=s, cluster_penalty_s=0.125) for t, s in enumerate((0.5, 0.25, 1.0), start=1)],
@@ -253,7 +253,8 @@ def test_a_view_tells_of_all_rounds(records: list[RoundRecord], sql: str, rows: 
         for each in records:
             store.commit_round(each)
         assert sorted(query(path, sql)) == rows
-    assert (TIMING.device_s, TIMING.communication_s, TIMING.propagation_s) == (1.1875, 4.8125, 0.8125)
+    inside = get_type_hints(Timing).keys() - {"round_trip_s", "framing_s", "server_wait_s"}
+    assert (TIMING.device_s, TIMING.propagation_s) == (0.21875, 8.0 - sum(getattr(TIMING, name) for name in inside))
 
 
 def test_accuracy_stands_beside_the_latency_it_took() -> None:
