@@ -23,19 +23,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from docs.write_results import write_page
+from docs.write_results import store, write_page
 from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.results.reading import read_run
 from pausefl.studies.campaign import CampaignInterrupted, Planned, is_played
 from pausefl.studies.executors import side_by_side
-from pausefl_process.files import write_durably
+from pausefl_process.files import held_folder, reason, write_durably
 from pausefl_process.machine import machine_in_words
 from pausefl_proto.errors import ConfigError, PauseflError
-from pausefl_reproduce.played import PlayedSeed, has_diverged
+from pausefl_reproduce.played import PlayedSeed, has_diverged, summarise_series
 from pausefl_reproduce.playing import planned
 from pausefl_reproduce.published import find_reproduction
 from pausefl_reproduce.request import Request
-from pausefl_reproduce.summary import as_text, kept_of, summary_of
+from pausefl_reproduce.summary import kept_of, summary_of
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "docs/results/reproduce"
@@ -91,20 +91,25 @@ PLAN: Mapping[str, Wanted] = {
 def main() -> int:
     """Run the command. Returns 0 if no run is missing any more, 1 if runs are missing, 2 for bad input."""
     options = _options()
-    names = options.names or list(PLAN)
     try:
+        if options.jobs < 1:
+            raise ConfigError(f"--jobs {options.jobs}: must be at least 1")
+        names = [_entry(name) for name in options.names] or list(PLAN)
+        if unknown := set(options.series).difference(*(request_of(name).series for name in names)):
+            raise ConfigError(f"--series {min(unknown)}: is shown by none of {', '.join(names)}")
         lines = Lines(options.out)
-        if options.merge:
-            lines.add(read_lines(options.merge))
-        else:
-            play(names, lines, options.jobs, options.device, options.series)
-    except CampaignInterrupted:
-        print("figures: interrupted; the same command goes on", file=sys.stderr)
-    except PauseflError as error:
+        try:
+            if options.merge:
+                lines.add(fit_lines(options.merge))
+            else:
+                play(names, lines, options.jobs, options.device, options.series)
+        except CampaignInterrupted:
+            print("figures: interrupted; the same command goes on", file=sys.stderr)
+        if options.out is None:
+            write_figures(names, lines)
+    except (PauseflError, OSError) as error:
         print(f"figures: {error}", file=sys.stderr)
         return 2
-    if options.out is None:
-        write_figures(names, lines)
     left = sum(1 for _ in missing(names, lines))
     print(f"{left} runs are missing")
     return int(left > 0)
@@ -118,17 +123,28 @@ class Lines:
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
-        files = [file] if file else sorted(KEPT.glob("*.runs.jsonl"))
-        self._of = {_key(line): line for path in files if path.exists() for line in read_lines(path)}
+        if file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        self._of: dict[tuple[str, str, int], dict[str, Any]] = {}
+        for path in [file] if file else sorted(KEPT.glob("*.runs.jsonl")):
+            self._read(path)
+
+    def _read(self, path: Path) -> None:
+        if path.exists():
+            self._of |= {_key(line): line for line in read_lines(path)}
 
     def add(self, lines: Iterable[dict[str, Any]]) -> None:
         """Store these lines. Each replaces the line that was stored for the same run."""
         new = {_key(line): line for line in lines}
-        self._of |= new
-        for name in {name for name, _, _ in new}:
-            kept = [line for key, line in sorted(self._of.items()) if self._file or key[0] == name]
-            text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
-            write_durably(self._file or KEPT / f"{name}.runs.jsonl", text)
+        for file in {self._path(name) for name, _, _ in new}:
+            with held_folder(file.parent):
+                self._read(file)  # another queue may have stored runs meanwhile
+                self._of |= {key: line for key, line in new.items() if self._path(key[0]) == file}
+                kept = [line for key, line in sorted(self._of.items()) if self._path(key[0]) == file]
+                write_durably(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+
+    def _path(self, name: str) -> Path:
+        return self._file or KEPT / f"{name}.runs.jsonl"
 
     def runs(self, name: str, series: str) -> dict[int, PlayedSeed]:
         """The runs of a series that were played with the plan's settings, by seed."""
@@ -141,11 +157,58 @@ class Lines:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file with one JSON object a line; ConfigError for a file that cannot be read."""
+    """The stored lines of a file, each a run as a JSON object; ConfigError for a file or a line that is none."""
+    found = []
+    for place, text in _texts(path):
+        try:
+            found.append(_line_of(text))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{place}: cannot be read ({error!r})") from error
+    return found
+
+
+def fit_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the lines of a file that the plan can use. Others are named: damaged, of other settings, or cut short."""
+    for place, text in _texts(path):
+        try:
+            line = _line_of(text)
+            _check_fit(line)
+        except PauseflError as error:
+            print(f"left out: {place}: {error}", flush=True)
+        except (KeyError, TypeError, ValueError) as error:
+            print(f"left out: {place}: is damaged, or of another version ({error!r})", flush=True)
+        else:
+            yield line
+
+
+def _check_fit(line: Mapping[str, Any]) -> None:
+    """Raise an error if the plan has no use for a line: ConfigError, or that of drawing a damaged run."""
+    (name, series, _), run = _key(line), PlayedSeed(**line["run"])
+    request = request_of(_entry(name))
+    if name != _entry(name) or series not in request.series:
+        raise ConfigError(f"{name} shows no {series}")
+    if line["settings"] != _settings(request.experiment(series)):
+        raise ConfigError(f"{name}, {series}: was played with other settings")
+    if not (run.is_whole or run.diverged or run.budgets_spent):
+        raise ConfigError(f"{name}, {series}: ended early, after {run.rounds} rounds")
+    summarise_series({series: [run]})
+
+
+def _texts(path: Path) -> Iterator[tuple[str, str]]:
+    """Yields the lines of a file, each with its place in words. ConfigError if the file cannot be read."""
     try:
-        return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        lines = path.read_text("utf-8").splitlines()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from error
+        raise ConfigError(f"{path}: cannot be read ({reason(error)})") from error
+    yield from ((f"{path}, line {number}", line) for number, line in enumerate(lines, start=1))
+
+
+def _line_of(text: str) -> dict[str, Any]:
+    """The run on a line. ValueError, TypeError or KeyError for a line without one."""
+    line: dict[str, Any] = json.loads(text)
+    if not all(isinstance(each, of) for each, of in zip(_key(line), (str, str, int), strict=True)):
+        raise TypeError("name, series or seed")
+    return line
 
 
 def _key(line: Mapping[str, Any]) -> tuple[str, str, int]:
@@ -164,6 +227,11 @@ def _settings(experiment: Experiment) -> str:
 
 
 # --- the missing runs, and how they are played
+
+
+def _entry(name: str) -> str:
+    """The plan's name for a figure, such as fig2 for fig4, which is drawn from the same runs; ConfigError for none."""
+    return name if name in PLAN else find_reproduction(name).name
 
 
 @cache
@@ -313,15 +381,11 @@ def write_figures(names: Sequence[str], lines: Lines) -> None:
         if seeds := sorted(set.intersection(*(set(runs) for runs in played.values())) if played else ()):
             found = {series: [runs[seed] for seed in seeds] for series, runs in played.items()}
             summary = summary_of(replace(request, series=tuple(found), seeds=len(seeds)), found)
-            if len(seeds) >= _seeds_of(KEPT / f"{name}.json"):
-                write_durably(KEPT / f"{name}.json", as_text(summary))
+            try:
+                store(summary, KEPT.parents[1])
+            except ConfigError as error:
+                print(f"the page stays as it was: {error}", flush=True)
     write_page(KEPT.parents[1])
-
-
-def _seeds_of(file: Path) -> int:
-    """The number of seeds in a figure's stored summary. 0 without a summary."""
-    kept = json.loads(file.read_text("utf-8"))["series"] if file.exists() else {}
-    return max((len(series["seeds"]) for series in kept.values()), default=0)
 
 
 def _options() -> argparse.Namespace:

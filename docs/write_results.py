@@ -6,9 +6,10 @@ python docs/write_results.py DIR...    # store the summary of each `pausefl repr
 
 import json
 import re
-import shutil
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -17,10 +18,12 @@ from pausefl.experiment.server_records import selected_policy
 from pausefl.results.report.style import rendered
 from pausefl.results.statistics import FEWEST_SEEDS, quartiles
 from pausefl.results.summary import policy_parameters
+from pausefl_process.files import reason, write_durably
+from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_reproduce.figure import StoredSummary, draw_reproduction
 from pausefl_reproduce.published import find_reproduction, reproductions
 from pausefl_reproduce.request import in_full
-from pausefl_reproduce.summary import REPRODUCTION
+from pausefl_reproduce.summary import REPRODUCTION, as_text
 
 _DOCS = Path(__file__).parent
 _KEPT = Path("results/reproduce")
@@ -54,9 +57,50 @@ what one `pausefl reproduce NAME` left behind. `pausefl reproduce --list` shows 
 
 
 def keep(folder: Path, docs: Path = _DOCS) -> None:
-    """Copy the summary of a finished reproduction to the documents."""
-    name = json.loads((folder / REPRODUCTION).read_text("utf-8"))["name"]
-    shutil.copyfile(folder / REPRODUCTION, docs / _KEPT / f"{name}.json")
+    """Store the summary of a finished reproduction. ConfigError for one that the page cannot show, or should not.
+
+    That is one of another version, of the quick scale, of other settings, or of less than the stored one.
+    """
+    file = folder / REPRODUCTION
+    summary = _read(file)
+    try:
+        results_page([summary])
+        stored = docs / _KEPT / f"{summary['name']}.json"
+        usual = _changed(_read(stored)) if stored.exists() else set()
+        if other := sorted(_changed(summary) - usual):
+            raise ConfigError(f"{file}: was played with other settings ({', '.join(other)})")
+        store(summary, docs)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file}: is of another version, or damaged ({error!r})") from error
+
+
+def store(summary: StoredSummary, docs: Path = _DOCS) -> None:
+    """Store a summary. ConfigError if it lacks series or seeds that the stored one has: the page would lose them."""
+    file = docs / _KEPT / f"{summary['name']}.json"
+    stored = _read(file)["series"] if file.exists() else {}
+    lacking = [name for name in stored if name not in summary["series"]]
+    if not lacking:
+        lacking = [name for name, has in stored.items() if len(summary["series"][name]["seeds"]) < len(has["seeds"])]
+    if lacking:
+        raise ConfigError(f"{summary['name']}: lacks runs of {', '.join(lacking)}, which {file} has")
+    write_durably(file, as_text(summary))
+
+
+def _changed(summary: StoredSummary) -> set[str]:
+    """What a summary's command changes in the figure's settings, except the clock."""
+    words = shlex.split(summary["command"])
+    changed = {value for option, value in pairwise(words) if option == "--set"}
+    scale = set() if summary["scale"] == "full" else {f"--scale {summary['scale']}"}
+    return {each for each in changed if not each.startswith(("experiment.clock=", "latency.time_scale="))} | scale
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A stored summary. ConfigError for a file that is none."""
+    try:
+        summary: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read ({reason(error)})") from error
+    return summary
 
 
 def write_page(docs: Path = _DOCS) -> str:
@@ -72,7 +116,7 @@ def write_page(docs: Path = _DOCS) -> str:
 def kept_summaries(docs: Path = _DOCS) -> list[dict[str, Any]]:
     """The summaries stored in the documents, in the order of the papers."""
     files = (docs / _KEPT / f"{each.name}.json" for each in reproductions())
-    return [json.loads(file.read_text("utf-8")) for file in files if file.exists()]
+    return [_read(file) for file in files if file.exists()]
 
 
 def results_page(summaries: Sequence[StoredSummary]) -> str:
@@ -267,10 +311,10 @@ def _ended_early(summary: StoredSummary) -> Iterator[str]:
     """Yields a line for each series with runs that ended early, with the reason."""
     reasons = {"diverged_after": "the model diverged", "budgets_spent_after": "privacy budgets ended the run"}
     for name, series in summary["series"].items():
-        for key, reason in reasons.items():
+        for key, why in reasons.items():
             if rounds := series.get(key):
                 told = f"{len(rounds)} of {len(series['seeds'])} seeds, after round {' / '.join(map(str, rounds))}"
-                yield f"- `{name}`: {reason} with {told}. Its curves end with the first of these."
+                yield f"- `{name}`: {why} with {told}. Its curves end with the first of these."
 
 
 def _differences(summary: StoredSummary) -> Iterator[str]:
@@ -318,7 +362,18 @@ def _digits(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}"
 
 
-if __name__ == "__main__":
-    for each in sys.argv[1:]:
-        keep(Path(each))
+def main(folders: Sequence[str]) -> int:
+    """Store the summaries in these folders and write the page. Returns 2 if a summary was left out, else 0."""
+    status = 0
+    for each in folders:
+        try:
+            keep(Path(each))
+        except PauseflError as error:
+            print(f"left out: {error}", file=sys.stderr)
+            status = 2
     write_page()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

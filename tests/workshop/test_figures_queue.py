@@ -83,5 +83,5 @@ def test_a_run_with_other_settings_is_missing_and_a_damaged_file_is_named(tmp_pa
     (tmp_path / "docs/results/reproduce/variant.runs.jsonl").write_text(json.dumps(line) + "\n", "utf-8")
     assert len(list(missing(["variant"], Lines()))) == 1
     (tmp_path / "docs/results/reproduce/variant.runs.jsonl").write_text("{", "utf-8")
-    with pytest.raises(ConfigError, match=r"variant\.runs\.jsonl: cannot be read"):
+    with pytest.raises(ConfigError, match=r"variant\.runs\.jsonl, line 1: cannot be read"):
         Lines()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import pausefl
-from docs.write_results import keep, kept_summaries, results_page, write_page
+from docs.write_results import keep, kept_summaries, results_page, store, write_page
 from pausefl.cli import main, whole_parser
 from pausefl.experiment.experiment import load_experiment
 from pausefl.results.reading import read_run
@@ -256,7 +256,8 @@ def test_an_interrupted_reproduction_goes_on_and_its_summary_becomes_a_page(
     ).each_seed
 
     (tmp_path / "docs/results/reproduce").mkdir(parents=True)
-    keep(folder, tmp_path / "docs")
+    store(again.summary, tmp_path / "docs")
+    keep(folder, tmp_path / "docs")  # in place of one with the same settings
     page = write_page(tmp_path / "docs")
     assert "## Archived run: small MNIST" in page
     assert "- No intervals: 1 of at least 5 seeds." in page
