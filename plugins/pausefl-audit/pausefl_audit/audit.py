@@ -130,16 +130,13 @@ def run_audit(source: str | Path | Experiment, overrides: Sequence[str], uploads
 
 
 def play_with_canaries(source: str | Path | Experiment, overrides: Sequence[str], run_dir: Path) -> Path:
-    """Play an experiment as a run with canaries, or resume the run in `run_dir`; returns `run_dir`.
+    """Play an experiment as a run with canaries, or go on with that run if `run_dir` holds it; returns `run_dir`.
 
-    PauseflError if the run fails, for example because the server rejects updates.
+    PauseflError if the run fails, for example because the server rejects updates, or if `run_dir` holds another one.
     """
-    if (run_dir / "config.toml").exists():
-        played = run(None, run_dir, resume=True)
-    else:
-        experiment = load(source, overrides)
-        _audited(experiment)
-        played = run(with_canaries(experiment), run_dir)
+    experiment = load(source, overrides)
+    _audited(experiment)
+    played = run(with_canaries(experiment), run_dir, resume=True)
     check_outcome(played.summary["outcome"], played.summary["stopped_because"], "the same command")
     return run_dir
 

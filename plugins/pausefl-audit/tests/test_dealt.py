@@ -13,7 +13,7 @@ from benchmarks.own.trade_off import epsilon_by_trade_off, laplace_least
 from pausefl_audit.audit import FALSE_ALARM, Audit, play_with_canaries
 from pausefl_audit.findings import Guesses, guesses_all, multiple_of_claims
 from pausefl_audit.noted import guesses_of
-from pausefl_proto.errors import PauseflError
+from pausefl_proto.errors import ConfigError, PauseflError
 
 SMALL = {
     "clients.count": 4,
@@ -152,3 +152,11 @@ def test_a_run_with_too_little_noise_is_caught(settings: Mapping[str, Any], brok
 def test_the_audit_of_a_run_whose_updates_are_rejected_fails(tmp_path: Path) -> None:
     with pytest.raises(PauseflError, match=r"ended early: no client gave an update .* clipping and noise allow"):
         found_in(tmp_path, ROUNDS | VIRTUAL, "Unclipped")
+
+
+@pytest.mark.end_to_end
+def test_a_run_of_another_experiment_is_not_audited_in_its_place(tmp_path: Path) -> None:
+    plain = pausefl.load("demo", {**SMALL, **VIRTUAL, "experiment.rounds": 1})
+    pausefl.run(plain, tmp_path, progress=False)
+    with pytest.raises(ConfigError, match="holds the run of another experiment"):
+        play_with_canaries(plain, (), tmp_path)
