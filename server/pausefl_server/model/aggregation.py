@@ -164,7 +164,7 @@ def clipped(updates: Sequence[Vector], clip_norm: float | None) -> list[Vector]:
 
 
 def _norm(update: Vector) -> float:
-    return math.sqrt(squared_distance(update, np.zeros_like(update)))
+    return math.sqrt(inner_product(update, update))
 
 
 def squared_distance(a: Vector, b: Vector) -> float:
