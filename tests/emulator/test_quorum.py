@@ -44,9 +44,9 @@ def test_a_round_needs_some_and_at_most_all_of_the_clients_it_asked(asked: int, 
 def test_without_enough_clients_to_spare_all_are_waited_for_and_over_selection_asks_for_more_than_m() -> None:
     experiment = parse_experiment("[selection]\npolicy = 'random'\nm = 5\nover_selection = 0.3\n")
     assert selected_policy(experiment.selection).m == 7
-    assert answers_needed(asked=5, m=5, spare=2, quorum=1.0) == 5
-    assert answers_needed(asked=6, m=5, spare=2, quorum=1.0) == 5
-    assert answers_needed(asked=9, m=5, spare=2, quorum=1.0) == 7, "newcomers that a policy asks beyond m"
+    assert [answers_needed(asked, m=5, spare=2, quorum=1.0) for asked in (5, 6)] == [5, 5]
+    assert answers_needed(asked=9, m=5, spare=2, quorum=1.0) == 7, "clients that a policy asks beyond m"
+    assert answers_needed(asked=9, m=5, spare=2, quorum=1.0, beyond=4) == 9, "newcomers, and too few originals to spare"
     assert answers_needed(asked=10, m=10, spare=0, quorum=0.7) == 7
     assert answers_needed(asked=25, m=25, spare=0, quorum=0.28) == 7, "0.28 · 25 is 7.000000000000001"
 

@@ -145,7 +145,8 @@ class _ImaginedRun:
     ) -> RoundRecord:
         """The record of the attempt as a server would write it. The attempt ends with the last needed answer."""
         settings = self.settings
-        needed = answers_needed(len(answers), self.needed, settings.spare, settings.quorum)
+        beyond = int((~self.state.policy.counted(self.state.table)[self.state.table.rows(answers)]).sum())
+        needed = answers_needed(len(answers), self.needed, settings.spare, settings.quorum, beyond)
         latencies_s = np.array([answer.latency_s for answer in answers.values()])
         never = [isinstance(answer, Miss) and not is_open(answer) for answer in answers.values()]
         end_s, in_time, _ = attempt_end(np.where(never, np.inf, latencies_s), needed, np.inf)

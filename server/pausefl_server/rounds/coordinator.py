@@ -249,7 +249,9 @@ class Coordinator(Actor[_Message]):
         step.selection_s += selection_s
         step.give(job, selection, chosen, sent_s, timeout_s)
         if free is None:
-            step.needed = answers_needed(len(set(chosen)), self._needed, self._settings.spare, self._settings.quorum)
+            asked, needs = table.rows({*chosen}), (self._needed, self._settings.spare, self._settings.quorum)
+            beyond = int((~self.state.policy.counted(table)[asked]).sum())
+            step.needed = answers_needed(len(asked), *needs, beyond)
         else:
             self._attempts[step.number] = attempt + 1
             step.needed = max(1, self.state.policy.updates_needed(table, table.rows(step.due), self._needed))

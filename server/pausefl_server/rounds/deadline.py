@@ -63,10 +63,11 @@ class Patience:
         return self._until_s - now_s
 
 
-def answers_needed(asked: int, m: int, spare: int, quorum: float) -> int:
+def answers_needed(asked: int, m: int, spare: int, quorum: float, beyond: int = 0) -> int:
     """How many of the clients asked must answer before a round ends early: k of m.
 
-    m + `spare` clients are asked if enough are connected, and m answers are needed. If a policy asks more clients, for
-    instance newcomers, their answers are needed as well. `quorum`, in (0, 1], is the share of these that is enough.
+    m + `spare` clients are asked if enough are connected, and m answers are needed. If a policy asks more clients,
+    their answers are needed as well; m does not count `beyond` of those asked, such as newcomers. `quorum`, in (0, 1],
+    is the share of these that is enough.
     """
-    return max(1, min(asked, math.ceil(quorum * max(m, asked - spare) - 1e-9)))
+    return max(1, min(asked, math.ceil(quorum * (max(m, asked - beyond - spare) + beyond) - 1e-9)))

@@ -308,7 +308,8 @@ def _record(
     """The server's record of the round, which ends with the last answer that is needed, or at the deadline."""
     table, asked, scale = state.table, np.array([*dict.fromkeys(selection.rows.tolist())]), server.time_scale
     deadline_s = round_timeout_s(server, table, selection.rows) / scale
-    needed = answers_needed(len(asked), state.policy.m - server.spare, server.spare, server.quorum)
+    beyond = int((~state.policy.counted(table)[asked]).sum())
+    needed = answers_needed(len(asked), state.policy.m - server.spare, server.spare, server.quorum, beyond)
     end_s, in_time, kind = attempt_end(came_s[asked], needed, deadline_s)
     answered = asked[in_time].tolist()
     observations = [answer(state, row, float(came_s[row]), float(latency_s[row]), server) for row in answered]

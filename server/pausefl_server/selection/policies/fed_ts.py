@@ -36,7 +36,7 @@ class Posteriors:
     @property
     def threshold(self) -> float | None:
         """α, the greatest drift that is small (Fed-TS, eq. (10)): the mean of the centroids. None without centroids."""
-        return None if self.centroids is None else _threshold(self.centroids)
+        return None if self.centroids is None else sum(self.centroids) / 2
 
     def counts(self, rows: IntArray, clients: int) -> tuple[IntArray, IntArray]:
         """s and f of Beta(s, f) for these rows of a table of `clients` rows. Rows without an entry have (1, 1)."""
@@ -139,7 +139,7 @@ class FedTs(NewcomerPolicy):
         if len(drift) == 1:
             return np.ones(1, np.bool_), start
         found = two_means(drift.tolist(), start or (drift.min(), drift.max()))
-        small = drift <= _threshold(found)
+        small = drift <= sum(found) / 2
         on_one_side = small.all() or not small.any()
         small |= on_one_side and self.centroids != "rescaled"
         return small, None if on_one_side and self.centroids == "restart" else found
@@ -166,7 +166,3 @@ class DriftUcb(FedTs):
         chosen = context.table.chosen[newcomers]
         index = (successes - 1) / np.maximum(chosen, 1) + np.sqrt(2 * math.log(context.round) / np.maximum(chosen, 1))
         return np.where(chosen == 0, np.inf, index)
-
-
-def _threshold(centroids: tuple[float, float]) -> float:
-    return sum(centroids) / 2
