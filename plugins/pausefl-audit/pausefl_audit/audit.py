@@ -200,7 +200,7 @@ def _check_table(checks: Sequence[Check], found: Sequence[Witness]) -> Table:
 def _guess_table(guesses: Sequence[Guesses]) -> Table:
     """A table with a row per claimed ε, whose bounds hold simultaneously, and a row for all releases."""
     alpha = FALSE_ALARM / len(guesses)
-    title = "canaries that the run was dealt, and the signs that were guessed"
+    title = f"canaries that the run was dealt, and guesses of their signs; bounds of {1 - FALSE_ALARM:.1%} confidence"
     table = Table(
         "claimed ε", "leaks at least ε", "releases", "canaries", "guesses", "right", title=title, title_justify="left"
     )

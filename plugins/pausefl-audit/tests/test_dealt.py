@@ -10,7 +10,7 @@ from scipy import stats
 
 import pausefl
 from benchmarks.own.trade_off import epsilon_by_trade_off, laplace_least
-from pausefl_audit.audit import FALSE_ALARM, Audit, play_with_canaries
+from pausefl_audit.audit import FALSE_ALARM, Audit, _guess_table, play_with_canaries
 from pausefl_audit.findings import Guesses, guesses_all, multiple_of_claims
 from pausefl_audit.noted import guesses_of
 from pausefl_proto.errors import ConfigError, PauseflError
@@ -115,6 +115,11 @@ def test_no_guesses_and_wrong_ones_bound_nothing() -> None:
     assert multiple_of_claims([], FALSE_ALARM) == 0
     assert multiple_of_claims([Guesses(1.0, 9, 9, 9, 2)], FALSE_ALARM) == 0
     assert multiple_of_claims([Guesses(1.0, 20, 20, 20, 20)], FALSE_ALARM) == pytest.approx(0.88, abs=0.02)
+
+
+def test_the_table_of_guesses_says_how_sure_its_bounds_are() -> None:
+    table = _guess_table([Guesses(1.0, 9, 9, 9, 2)])
+    assert str(table.title).endswith("bounds of 99.9% confidence")
 
 
 def found_in(folder: Path, settings: Mapping[str, Any], broken: str = "") -> list[Guesses]:
