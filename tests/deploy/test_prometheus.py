@@ -352,7 +352,7 @@ def without_data(prometheus: Prometheus, chosen: dict[str, str], *, is_played: b
     found = {place: prometheus.values(asked(expr, chosen)) for place, expr in instant.items()}
     empty = [place for place, values in found.items() if not any(map(math.isfinite, values))]
     now_s = time.time()
-    span = {"start": str(now_s - 600), "end": str(now_s), "step": "1s"}
+    span = {"start": str(now_s - 600), "end": str(now_s), "step": "0.2"}
     for place, expr in expressions(instant=False).items():
         curves = prometheus.ask("query_range", query=asked(expr, chosen), **span)["result"]
         if not any(math.isfinite(float(value)) for series in curves for _, value in series["values"]):
