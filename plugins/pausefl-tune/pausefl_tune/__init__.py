@@ -99,8 +99,7 @@ def resume_tuning(folder: Path, console: Console, real_seeds: int = 0, player: P
 
 
 def _as_campaign(plan: TuningPlan) -> Plan:
-    asked = {name: value for name, value in asdict(plan).items() if name != "source"}
-    return Plan("tune", plan.source, {**asked, "search": list(plan.search)})
+    return Plan("tune", plan.source, {name: value for name, value in asdict(plan).items() if name != "source"})
 
 
 def _tuned(plan: TuningPlan, folder: Path, console: Console, player: Player | None) -> Tuning:

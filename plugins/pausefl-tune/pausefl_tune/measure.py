@@ -1,5 +1,6 @@
 """Measures a setting: by a simulation, or by a run, which trains the model."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -74,10 +75,10 @@ class Measure:
 
     def _planned(self, point: Point, seed: int) -> Planned:
         # Keys at their published values are left out, so that a setting is played once: noise makes its runs differ.
-        own = self._plan.experiment
-        changes = {key: value for key, value in point.items() if value != value_of(own, key)}
-        experiment = self._plan.experiment_at(changes, seed)
-        return Planned(f"runs/{sha256(experiment.to_toml().encode()).hexdigest()[:12]}-seed{seed}", experiment)
+        # What was searched names its folder, not the whole experiment: another version of pausefl has other keys.
+        changes = {key: value for key, value in sorted(point.items()) if value != value_of(self._plan.experiment, key)}
+        name = sha256(json.dumps(changes).encode()).hexdigest()[:12]
+        return Planned(f"runs/{name}-seed{seed}", self._plan.experiment_at(changes, seed))
 
     def _beside(self, seed: int) -> Sequence[int]:
         """The seeds under which a setting is played together with this seed."""

@@ -47,6 +47,7 @@ def test_a_search_that_was_interrupted_tries_the_settings_that_it_would_have_tri
 ) -> None:
     monkeypatch.setattr(tuning_module, "Measure", lambda *_: FailingAt())
     whole = tune_experiment(plan(), tmp_path / "whole", Console(quiet=True)).tried
+    assert len({repr(trial.point) for trial in whole.trials}) == len(whole.trials), "none is drawn again"
     tried, calls = study_module.tried, count(1)
 
     def interrupted_sometimes(*arguments: Any) -> Sequence[float] | None:

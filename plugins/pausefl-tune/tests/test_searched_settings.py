@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pausefl.experiment.experiment import parse_experiment
+from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.results.statistics import FEWEST_SEEDS, Interval
 from pausefl.studies.campaign import Missing, Planned
 from pausefl.studies.playing import OneByOne
@@ -65,7 +65,7 @@ def folders(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def test_a_setting_that_is_the_published_one_is_played_once_and_differs_in_nothing(
-    tmp_path: Path, folders: list[Path]
+    tmp_path: Path, folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = TuningPlan(SMALL, SEARCH, by="run", seeds=1, fresh_seeds=2, real_seeds=1)
     measure = Measure(plan, tmp_path, OneByOne(lambda _: pytest.fail("shows nothing")))
@@ -79,6 +79,9 @@ def test_a_setting_that_is_the_published_one_is_played_once_and_differs_in_nothi
     assert len(folders) == 3
     measure({**OWN, "selection.m": 3, **real}, 1)
     assert len(folders) == 4, "another setting"
+    monkeypatch.setattr(Experiment, "to_toml", lambda _: "as a version with more keys writes it")
+    Measure(plan, tmp_path, OneByOne(lambda _: pytest.fail("shows nothing")))(real, plan.real_clock_seeds[0])
+    assert len(folders) == 4, "found again by another version"
 
 
 def test_of_settings_that_are_nowhere_worse_the_best_on_the_whole_is_recommended() -> None:

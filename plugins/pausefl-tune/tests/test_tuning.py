@@ -17,14 +17,12 @@ import pausefl
 from pausefl import Tuning
 from pausefl.cli import main
 from pausefl.experiment.experiment import parse_experiment
-from pausefl.outcomes import RunInterrupted
-from pausefl.studies.campaign import Missing, Planned, plan_of
+from pausefl.studies.campaign import Missing, Planned
 from pausefl.studies.playing import OneByOne
 from pausefl_process.files import locked
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_tune import measure as measure_module
 from pausefl_tune import resume_tuning, tune_experiment
-from pausefl_tune import study as study_module
 from pausefl_tune.front import FrontPoint, compared
 from pausefl_tune.measure import CLOCK, REACHED, Figures, Measure, figures_of_run, simulated
 from pausefl_tune.outputs import tables
@@ -148,29 +146,6 @@ def test_a_search_finds_settings_that_run_and_says_how_much_better_they_are(tmp_
         rows = list(csv.DictReader(file))
     assert [row["setting"] for row in rows] == [point.name for point in tuning.front]
     assert (tmp_path / "out/front.png").stat().st_size > 0
-
-
-def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = study_module.tried
-    done: list[Point] = []
-
-    def interrupted(asked: TuningPlan, point: Point, *more: object) -> Sequence[float] | None:
-        if len(done) == 3:
-            raise KeyboardInterrupt
-        done.append(point)
-        return whole(asked, point, *more)  # type: ignore[arg-type]  # as it was called
-
-    monkeypatch.setattr(study_module, "tried", interrupted)
-    with pytest.raises(RunInterrupted, match=f"go on with: pausefl tune --resume {tmp_path}"):
-        tune_experiment(plan(trials=5), tmp_path, Console(quiet=True))
-    monkeypatch.setattr(study_module, "tried", whole)
-    begun = plan_of(tmp_path)
-    assert begun is not None
-    assert begun.arguments["trials"] == 5
-    tuning = resume_tuning(tmp_path, Console(quiet=True))
-    assert [trial.point for trial in tuning.tried.trials][:3] == done
-    assert len(tuning.tried.trials) + tuning.tried.pruned == 5
-    assert len({repr(trial.point) for trial in tuning.tried.trials}) == len(tuning.tried.trials), "none is drawn again"
 
 
 def test_a_search_that_another_process_plays_is_refused(tmp_path: Path) -> None:
