@@ -195,9 +195,9 @@ class LogEvent:
     count: int = 1
     """How often it happened: repeated events are merged into one. 0: it is about rounds that were taken back."""
     job_round: int = 0
-    """With "given" and "withdrawn": the job's round t. The job's model is θ_(t−1)."""
+    """With "given", "withdrawn" and "late": the job's round t. The job's model is θ_(t−1)."""
     job_attempt: int = 0
-    """With "given" and "withdrawn": the job's attempt, which counts how often that model was handed out."""
+    """With "given", "withdrawn" and "late": the job's attempt, which counts how often that model was handed out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,6 +163,7 @@ async def test_who_gives_no_answer_is_missed_and_its_late_update_only_charged(ri
     assert [o.client_id for o in second.observations] == ["a", "b"]
     np.testing.assert_allclose(r.coordinator.model.theta, averaged(averaged(r.theta_0, 1, "a"), 2, "ab"), atol=1e-6)
     assert [e for e in r.events() if e[1] == "b"] == [("missed", "b"), ("late", "b"), ("reconciled", "b")]
+    assert [e.job_round for e in (*second.events, *r.store.late_events()) if e.kind == "late"] == [1]
     assert (r.spent("b"), r.rejected()) == ((2, BUDGET.spent(2)), 0)
 
 

@@ -147,10 +147,11 @@ def test_events_of_rounds_taken_back_wait_until_a_round_knows_of_them() -> None:
     with fresh_store() as (store, path):
         for t, client_id in enumerate("abcd", start=1):
             store.commit_round(record(t, observation(client_id), events=(LogEvent("missed", client_id),)))
-        store.save_late_events(5, [LogEvent("missed", "d")])
+        store.save_late_events(5, [LogEvent("late", "d", job_round=t) for t in (1, 2)])
         store.go_back_to(1)
         events = tuple(store.late_events())
-        assert [(e.kind, e.client_id, e.count) for e in events] == [("missed", c, c == "b") for c in "bcdd"]
+        counted = [("missed", "b", 1), ("missed", "c", 0), ("missed", "d", 0), ("late", "d", 1), ("late", "d", 0)]
+        assert [(e.kind, e.client_id, e.count) for e in events] == counted
         store.commit_round(record(2, observation("a"), attempt=2, events=events))
         assert store.late_events() == []
         store.close()
@@ -257,20 +258,15 @@ def test_a_view_tells_of_all_rounds(records: list[RoundRecord], sql: str, rows: 
     assert (TIMING.device_s, TIMING.propagation_s) == (0.21875, 8.0 - sum(getattr(TIMING, name) for name in inside))
 
 
-def test_accuracy_stands_beside_the_latency_it_took() -> None:
+def test_a_score_stands_beside_the_latency_it_took_and_keeps_its_tasks_name_for_it() -> None:
     with fresh_store() as (store, path):
         for t in (1, 2):
             store.commit_round(record(t, round_latency_s=0.5))
-        store.save_evaluations(0, [Evaluation("test", True, 100, 0.1, 2.3)])
-        store.save_evaluations(2, [Evaluation("test", True, 100, 0.75, math.inf)])
+        for t, score, loss in ((0, 0.1, 2.3), (2, 0.75, math.inf)):
+            store.save_evaluations(t, [Evaluation("test", True, 100, score, loss, "R²")])
         rows = query(path, "SELECT round, accuracy, loss, total_latency_s FROM accuracy ORDER BY round")
-    assert rows == [(0, 0.1, 2.3, None), (2, 0.75, math.inf, 1.0)]
-
-
-def test_the_name_of_a_tasks_score_is_kept() -> None:
-    with fresh_store() as (store, path):
-        store.save_evaluations(2, [Evaluation("test", True, 100, 0.75, 1.0, "R²")])
-        assert [e.metric for _, e in store.evaluations()] == ["R²"]
+        assert rows == [(0, 0.1, 2.3, None), (2, 0.75, math.inf, 1.0)]
+        assert [e.metric for _, e in store.evaluations()] == ["R²"] * 2
         assert query(path, "SELECT value FROM meta WHERE key = 'metric'") == [("R²",)]
 
 

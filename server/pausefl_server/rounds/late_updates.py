@@ -55,8 +55,8 @@ class LateUpdates:
         _, weight = self._weights.pop((update.client_id, update.round, update.attempt), (0, None))
         if weight is None:
             raise WireError(f"round {update.round} is over, its update came too late")
-        fate = "kept for the next model" if self._keeps else "dropped"
-        late = LogEvent("late", update.client_id, f"its update of round {update.round} was {fate}")
+        detail = f"its update of round {update.round} was {'kept for the next model' if self._keeps else 'dropped'}"
+        late = LogEvent("late", update.client_id, detail, job_round=update.round, job_attempt=update.attempt)
         events = [late, reconciled(update)] if update.release.participation else [late]
         if self._keeps:
             older, self._kept[update.client_id] = self._kept.get(update.client_id), (update, weight)

@@ -130,7 +130,7 @@ CREATE TABLE events (
     epsilon_spent REAL NOT NULL,
     released INTEGER NOT NULL,
     count INTEGER NOT NULL,            -- how often it happened: events like one another stand as one; 0: with rounds taken back
-    job_round INTEGER NOT NULL,        -- of 'given' and 'withdrawn': the round of the job; 0 otherwise
+    job_round INTEGER NOT NULL,        -- of 'given', 'withdrawn' and 'late': the round of the job; 0 otherwise
     job_attempt INTEGER NOT NULL
 ) STRICT;
 

@@ -295,9 +295,8 @@ class Store:
 
     def _forget_later_clients(self, round: int, *, may_owe: bool) -> None:
         """Forget the clients that joined later: they are newcomers when they join again. Their spent ε is kept."""
-        later = self._db.execute(_SELECT_LATER_CLIENTS, (round,)).fetchall()
         (last,) = self._db.execute("SELECT max(round) FROM events").fetchone()
-        self._db.execute(_DELETE_LATER_CLIENTS, (round,))
+        later = self._db.execute(_DELETE_LATER_CLIENTS, (round,)).fetchall()
         if may_owe:  # inserted last: a ledger's count after this event would settle it
             clients = sorted({client_id for _, client_id in later})
             self._insert_events(last, 0, [LogEvent("unsettled", c, "may have released in the end") for c in clients])
@@ -340,12 +339,10 @@ class Store:
 
     def _replace_late_events(self, round: int, events: Iterable[LogEvent]) -> None:
         """Replace the events that no attempt knows of yet. Some are stored with later rounds that were taken back."""
-        later = self._db.execute(
-            "SELECT DISTINCT round FROM events WHERE round > ? AND attempt = 0", (round,)
-        ).fetchall()
-        self._db.execute("DELETE FROM events WHERE round >= ? AND attempt = 0", (round,))
+        known_to_none = "DELETE FROM events WHERE round >= ? AND attempt = 0 RETURNING round"
+        changed = set(self._db.execute(known_to_none, (round,)))
         self._insert_events(round, 0, events)
-        for (taken_back,) in later:
+        for (taken_back,) in changed - {(round,)}:
             self._seal(f"round {taken_back}")
 
     def _insert_events(self, round: int, attempt: int, events: Iterable[LogEvent]) -> None:
@@ -369,10 +366,12 @@ _SELECT_ROUNDS_AFTER = (
     "SELECT round, max(attempt) FROM (SELECT round, attempt FROM rounds UNION ALL SELECT round, attempt FROM"
     " failed_attempts) WHERE round > ? GROUP BY round ORDER BY round DESC"
 )
-# The first attempt after the round knew of what happened before it. Later events are about jobs that were taken back.
+# The first attempt after the round knew of what happened before it. Later events are about jobs that were taken back,
+# except those that tell how an earlier round's job ended.
 _COUNT_NO_LATER_EVENTS = """
 UPDATE events SET count = 0
 WHERE (round, attempt) > (:round + 1, (SELECT min(attempt) FROM events WHERE round = :round + 1))
+  AND job_round NOT BETWEEN 1 AND :round
 """
 # A client has one job at a time: it was at work on its last one, unless it had answered or missed that by then.
 _SELECT_JOBS_AFTER = """
@@ -386,15 +385,13 @@ _SELECT_NEXT_ATTEMPTS = (
     "SELECT round, max(attempt) + 1 FROM (SELECT round, attempt FROM failed_attempts UNION ALL"
     " SELECT job_round, job_attempt FROM events WHERE kind = 'given' AND attempt = 0) GROUP BY round"
 )
-_OF_LATER_CLIENTS = (
-    "FROM events WHERE attempt = 0 AND kind IN ('joined', 'left') AND client_id NOT IN"
-    " (SELECT client_id FROM events WHERE kind = 'joined' AND round <= ?)"
+_DELETE_LATER_CLIENTS = (
+    "DELETE FROM events WHERE attempt = 0 AND kind IN ('joined', 'left') AND client_id NOT IN"
+    " (SELECT client_id FROM events WHERE kind = 'joined' AND round <= ?) RETURNING round, client_id"
 )
-_SELECT_LATER_CLIENTS = f"SELECT DISTINCT round, client_id {_OF_LATER_CLIENTS}"
 _SELECT_JOINS_FROM_THE_LAST_ON = (
     "SELECT client_id, released, epsilon_spent FROM events WHERE kind = 'joined' ORDER BY round DESC, sequence DESC"
 )
-_DELETE_LATER_CLIENTS = f"DELETE {_OF_LATER_CLIENTS}"
 _SELECT_STILL_AT_WORK = (
     f"SELECT client_id FROM misses WHERE round = ? AND attempt = ? AND kind IN {STILL_AT_WORK} ORDER BY client_id"
 )
