@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pausefl_client.data.cache import FILES, cached_folder, data_folder, missing_files
 from pausefl_client.data.published import AG_NEWS_TEST_EXAMPLES, PUBLISHED
 from pausefl_client.data.tasks import LearningTask
-from pausefl_client.global_generators import seeded_generators
+from pausefl_process.global_generators import seeded_generators
 from pausefl_process.registry import Registry
 from pausefl_proto.draws import generator, stable_hash
 from pausefl_proto.errors import ConfigError

@@ -12,12 +12,12 @@ from torch.nn import functional
 
 from pausefl_client.data.datasets import Dataset
 from pausefl_client.data.text import BUCKETS
-from pausefl_client.global_generators import seeded_generators
 from pausefl_client.registries import MODELS
 from pausefl_client.training.image_network import ImageNetwork
 from pausefl_client.training.model_vector import check_carried, trained_parameters
 from pausefl_client.training.tasks import Classification
 from pausefl_client.training.torch_trainer import normalise
+from pausefl_process.global_generators import seeded_generators
 from pausefl_process.plugins import OWN_CODE_ERRORS
 from pausefl_proto.draws import generator, stable_hash
 from pausefl_proto.errors import ConfigError

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from pausefl_client.global_generators import seeded_generators
 from pausefl_client.training.image_network import ImageNetwork
+from pausefl_process.global_generators import seeded_generators
 
 _MAY_DRAW = (
     nn.modules.dropout._DropoutNd,
