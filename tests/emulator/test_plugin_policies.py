@@ -1,9 +1,10 @@
 """Users' policies: what they may return, how they are named, and the documented examples."""
 
 import math
+import random
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,17 +19,19 @@ from pausefl.results.stored_summary import Summary
 from pausefl.studies.simulation.engine import is_compiled
 from pausefl.studies.simulation.outputs import run_simulation, setting_of
 from pausefl_proto.errors import ConfigError, PauseflError
-from pausefl_server.selection import Inspection, Policy, Selection, checked, policy_class
+from pausefl_server.rounds.choosing import choose
+from pausefl_server.selection import Context, Inspection, Policy, Selection, checked, policy_class
 from pausefl_server.selection.policies.baselines import Fastest, PowD
 from pausefl_server.selection.policies.genie import Genie
 from pausefl_server.selection.policies.oort import Oort
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.sa_pause import SaPause
 from pausefl_server.selection.validation import checked_inspection
+from pausefl_server.state import RunState
 from rigs.command import synthetic
 from rigs.newcomers import round_with
 from rigs.places import ROOT
-from rigs.policies import M, Play, context_of, every_policy, policy_of
+from rigs.policies import M, Play, context_of
 from rigs.refusals import complaint, refused
 
 OwnModule = Callable[[str, str], Path]
@@ -40,17 +43,6 @@ def selection_of(rows: Any, weights: Any = None, **details: Any) -> Selection:
 
 
 PAIR = np.array([0, 1])
-
-
-@every_policy
-def test_what_a_policy_chooses_can_be_played(case: str) -> None:
-    play = Play(policy_of(case))
-    play.table.retired[2] = True
-    for t in range(1, 13):
-        context = context_of(play.table, t)
-        selection = play.policy.select(play.state, context)
-        assert checked(selection, context) is selection
-        play.one_round()
 
 
 def test_rows_come_in_any_order_and_a_policy_cannot_change_which_are_eligible() -> None:
@@ -229,6 +221,20 @@ def test_policies_say_what_clients_must_disclose_and_ask_for_an_oracle() -> None
         assert policy.needs_oracle
         with pytest.raises(ValueError, match="needs the true mean latencies"):
             policy.select(None, context_of(Play(Pause(M)).table, 1, oracle=None))
+
+
+@dataclass(frozen=True)
+class Drawing(Policy):
+    """Draws from the generators that all code of a process shares."""
+
+    def select(self, state: Any, context: Context) -> Selection:
+        return selection_of(random.sample(np.random.permutation(context.eligible)[1:].tolist(), self.m))  # noqa: NPY002
+
+
+def test_a_policy_that_draws_from_shared_generators_repeats_its_choices_and_no_others() -> None:
+    table, state = Play(Pause(M)).table, RunState.start(Drawing(M), 1)
+    first, second, again = (choose(context_of(table, t), state).rows.tolist() for t in (1, 2, 1))
+    assert first == again != second
 
 
 # --- the examples of docs/selection.md

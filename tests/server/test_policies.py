@@ -13,7 +13,7 @@ import pytest
 
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
-from pausefl_server.selection import Context, Oracle, Policy, PolicyObservation, PolicyRound, Selection
+from pausefl_server.selection import Context, Oracle, Policy, PolicyObservation, PolicyRound, Selection, checked
 from pausefl_server.selection.observed import seen_by_policy
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.sa_pause import SaPause
@@ -28,7 +28,9 @@ def test_a_selection_is_m_eligible_rows(case: str) -> None:
     play.table.retired[2] = True
     play.table.connected[5] = False
     for _ in range(12):
-        selection = policy_of(case).select(play.state, context_of(play.table, len(play.records) + 1))
+        context = context_of(play.table, len(play.records) + 1)
+        selection = policy_of(case).select(play.state, context)
+        assert checked(selection, context) is selection
         assert selection.rows.dtype == np.int64
         assert np.isin(selection.rows, play.table.eligible()).all()
         assert (np.diff(selection.rows) >= 0).all()

@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pausefl_process.global_generators import seeded_generators
 from pausefl_proto.arrays import IntArray
 from pausefl_proto.draws import generator
 from pausefl_server.clients import ClientTable
@@ -80,10 +82,14 @@ def selectable_rows(
 def choose(context: Context, state: RunState, free: FreePlaces | None = None) -> Selection:
     """The policy's checked choice in the context that `context_of` made of the same arguments.
 
-    With `free`, the choice is for these places, and the policy's m is their number.
+    With `free`, the choice is for these places, and the policy's m is their number. Users' policies may draw from
+    generators that the process shares: these draws depend on the same seed as those of `context.rng`.
     """
     policy = state.policy if free is None else replace(state.policy, m=free.count)
-    return checked(policy.select(state.policy_state, context), context, None if free is None else free.count)
+    is_ours = type(policy).__module__.startswith("pausefl_server.")  # seeding takes as long as a simulated round
+    with nullcontext() if is_ours else seeded_generators(int(context.rng.bit_generator.seed_seq.generate_state(1)[0])):
+        selection = policy.select(state.policy_state, context)
+    return checked(selection, context, None if free is None else free.count)
 
 
 def context_of(

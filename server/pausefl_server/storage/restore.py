@@ -91,13 +91,11 @@ def cost(store: Store, back_to: int) -> str:
     """The cost of going back to round `back_to`, as a sentence: the rounds to repeat, and the ε spent on them."""
     spent, last = _spent_after(back_to, store), store.log().last
     rounds = f"round {last}" if last == back_to + 1 else f"rounds {back_to + 1} to {last}"
+    plays = f"going back to round {back_to} plays {rounds} again"
     if not any(spent.values()):
-        return f"going back to round {back_to} plays {rounds} again"
+        return plays
     most, total = max(spent.values()), sum(spent.values())
-    return (
-        f"going back to round {back_to} plays {rounds} again: the epsilon spent since, up to {most:.4g} by a client"
-        f" and {total:.4g} by all, stays spent"
-    )
+    return f"{plays}: the epsilon spent since, up to {most:.4g} by a client and {total:.4g} by all, stays spent"
 
 
 def _spent_after(round: int, store: Store) -> dict[str, float]:

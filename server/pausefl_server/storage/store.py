@@ -122,8 +122,7 @@ class Store:
             self._write_attempt(_INSERT_ROUND, record, pings)
             rows = [observation_row(record.round, o) for o in record.observations]
             self._db.executemany(_INSERT_OBSERVATION, rows)
-            if optimizer_state is not None and optimizer_state.size:
-                self._save_optimizer_state(record.round, optimizer_state)
+            self._save_optimizer_state(record.round, optimizer_state)
             self._seal(f"round {record.round}")
             if later_events:
                 self._insert_events(record.round + 1, 0, later_events)
@@ -230,8 +229,7 @@ class Store:
             self._forget_later_clients(round, may_owe=is_private and not self.has_ended)
             self._db.execute("DELETE FROM optimizer_states WHERE round > ?", (round,))
             self._seal("optimizer_states")
-            if optimizer_state is not None and optimizer_state.size:
-                self._save_optimizer_state(round, optimizer_state)
+            self._save_optimizer_state(round, optimizer_state)
 
     def keep_first_hellos(self) -> None:
         """Keep what each client reported at its first hello. A later hello replaces one that is not committed yet."""
@@ -307,10 +305,11 @@ class Store:
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
         self._seal("meta")
 
-    def _save_optimizer_state(self, round: int, state: Vector) -> None:
-        slot = (round % 2, round, state.astype("<f4").tobytes())
-        self._db.execute("INSERT OR REPLACE INTO optimizer_states VALUES (?, ?, ?)", slot)
-        self._seal("optimizer_states")
+    def _save_optimizer_state(self, round: int, state: Vector | None) -> None:
+        if state is not None and state.size:
+            slot = (round % 2, round, state.astype("<f4").tobytes())
+            self._db.execute("INSERT OR REPLACE INTO optimizer_states VALUES (?, ?, ?)", slot)
+            self._seal("optimizer_states")
 
     def _seal(self, subject: str) -> None:
         self._db.execute("INSERT OR REPLACE INTO seals VALUES (?, ?)", (subject, seal_of(self._db, subject)))
