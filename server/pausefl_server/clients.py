@@ -7,7 +7,7 @@ measurement: it counts in `measured`, and in `missed` as well.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.draws import stable_hash
 from pausefl_server.records import LogEvent, Observation, RoundRecord
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 # How many round trips of each client are kept.
 _RECENT = 16
@@ -30,11 +32,13 @@ _EXAMPLES_TIMES_MEDIAN = 5
 def _column(dtype: type[Any], first: Any) -> Any:
     """A field that holds a column, one row per client; `first` is a new client's value."""
     row = np.array(first, dtype)
-    return field(default_factory=lambda: _filled(0, row), metadata={"row": row})
+    return field(default_factory=lambda: np.empty((0, *row.shape), dtype), metadata={"row": row})
 
 
-def _filled(length: int, row: NDArray[Any]) -> NDArray[Any]:
-    return np.full((length, *row.shape), row)
+def grown(column: NDArray[_Scalar], length: int, first: Any = 0) -> NDArray[_Scalar]:
+    """A copy of a column, with `first` for each row up to `length` that has no entry yet."""
+    new = np.full((length - len(column), *column.shape[1:]), first, column.dtype)
+    return np.concatenate((column, new))
 
 
 @dataclass
@@ -114,7 +118,7 @@ class ClientTable:
             self.stated_examples = self.n_examples.copy()
         for name, row in _COLUMNS.items():
             if len(getattr(self, name)) != len(self.ids):
-                setattr(self, name, _filled(len(self.ids), row))
+                setattr(self, name, np.full((len(self.ids), *row.shape), row))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -252,7 +256,7 @@ class ClientTable:
         self.ids.extend(ids)
         self.row_of.update((client_id, start + i) for i, client_id in enumerate(ids))
         for name, row in _COLUMNS.items():
-            setattr(self, name, np.concatenate([getattr(self, name), _filled(len(ids), row)]))
+            setattr(self, name, grown(getattr(self, name), len(self.ids), row))
         self.joined_round[start:] = round
         self.jobs_before[start:] = jobs
         self.tie_key[start:] = [stable_hash(self.seed, "tie", client_id) for client_id in ids]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray, are_greatest
-from pausefl_server.clients import ClientTable
+from pausefl_server.clients import ClientTable, grown
 from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, RoundRecord
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
@@ -133,10 +133,9 @@ class Clients:
         self, table: ClientTable, observations: tuple[Observation, ...] = (), misses: tuple[Miss, ...] = ()
     ) -> "Clients":
         """The columns after a round, whose record `table` already includes. The table only appends rows."""
-        came = len(table) - len(self.ids)
-        own = {name: np.concatenate((getattr(self, name), np.full(came, at_first))) for name, at_first in _OWN.items()}
+        own = {name: grown(getattr(self, name), len(table), first) for name, first in _OWN.items()}
         of_table = {name: getattr(table, name).copy() for name in _OF_THE_TABLE}
-        after = replace(self, ids=tuple(table.ids) if came else self.ids, **of_table, **own)
+        after = replace(self, ids=tuple(table.ids) if len(table) > len(self.ids) else self.ids, **of_table, **own)
         if observations:
             rows = table.rows(o.client_id for o in observations)
             np.add.at(after.bytes_down, rows, [o.bytes_down for o in observations])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pausefl_proto.arrays import FloatArray, IntArray
-from pausefl_server.clients import ClientTable
+from pausefl_server.clients import ClientTable, grown
 from pausefl_server.selection.base import Context
 from pausefl_server.selection.observed import PolicyRound
 
@@ -49,7 +49,7 @@ def remember(recent: Recent, record: PolicyRound, table: ClientTable, discount: 
     else:
         kept = ()
         weight, weighted = (
-            (1.0 if is_again else discount) * np.pad(column, (0, len(table) - len(column)))
+            (1.0 if is_again else discount) * grown(column, len(table))
             for column in (recent.weight, recent.weighted_inverse_s)
         )
     np.add.at(weight, rows, 1.0)
@@ -66,9 +66,8 @@ def mean_and_count(context: Context, rows: IntArray, recent: Recent | None) -> t
     if recent is None:
         count, inverse_s = table.measured[rows].astype(np.float64), table.inverse_latency_sum[rows]
     else:
-        missing = len(table) - len(recent.weight)  # clients that joined since the last round
-        count = np.pad(recent.weight, (0, missing))[rows]
-        inverse_s = np.pad(recent.weighted_inverse_s, (0, missing))[rows]
+        columns = recent.weight, recent.weighted_inverse_s
+        count, inverse_s = (grown(column, len(table))[rows] for column in columns)  # clients may have joined since
     tau_min_s = context.effective_tau_min_s if inverse_s.any() else 0.0
     mean = np.divide(tau_min_s * inverse_s, count, out=np.zeros(len(rows)), where=count > 0)
     # A reward is clamped when it is measured. An estimated τ_min may have risen since then.

@@ -8,7 +8,7 @@ import numpy as np
 
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.wire import Vector
-from pausefl_server.clients import ClientTable
+from pausefl_server.clients import ClientTable, grown
 from pausefl_server.model.aggregation import weighted_mean
 from pausefl_server.selection.base import Context, Inspection
 from pausefl_server.selection.newcomers import NewcomerPolicy, is_original
@@ -41,14 +41,14 @@ class Chr(NewcomerPolicy):
 
     def observe(self, state: FloatArray, record: PolicyRound, table: ClientTable) -> FloatArray:
         """Add the round's similarities to the sums."""
-        sums = np.pad(state, (0, len(table) - len(state)))
+        sums = grown(state, len(table))
         for o in record.observations:
             sums[table.row_of[o.client_id]] += o.statistics.get("cosine", 0.0)
         return sums
 
     def _promise(self, state: FloatArray, context: Context, newcomers: IntArray) -> FloatArray:
         chosen = context.table.chosen[newcomers]
-        sums = np.pad(state, (0, len(context.table) - len(state)))[newcomers]
+        sums = grown(state, len(context.table))[newcomers]
         return np.where(chosen == 0, np.inf, sums / np.maximum(chosen, 1))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.number_types import Positive, Whole
 from pausefl_proto.wire import Vector
-from pausefl_server.clients import ClientTable
+from pausefl_server.clients import ClientTable, grown
 from pausefl_server.selection.base import Context, Inspection
 from pausefl_server.selection.drift import leave_one_out_drifts, path_drifts, two_means
 from pausefl_server.selection.newcomers import NewcomerPolicy, is_original
@@ -40,13 +40,12 @@ class Posteriors:
 
     def counts(self, rows: IntArray, clients: int) -> tuple[IntArray, IntArray]:
         """s and f of Beta(s, f) for these rows of a table of `clients` rows. Rows without an entry have (1, 1)."""
-        grown = self.grown(clients)
-        return 1 + grown.successes[rows], 1 + grown.failures[rows]
+        known = self.grown(clients)
+        return 1 + known.successes[rows], 1 + known.failures[rows]
 
     def grown(self, clients: int) -> "Posteriors":
         """A copy with an entry for every row of a table of `clients` rows."""
-        new = (0, clients - len(self.successes))
-        return replace(self, successes=np.pad(self.successes, new), failures=np.pad(self.failures, new))
+        return replace(self, successes=grown(self.successes, clients), failures=grown(self.failures, clients))
 
 
 @dataclass(frozen=True)
@@ -109,10 +108,10 @@ class FedTs(NewcomerPolicy):
         originals_drift = float(drift[original].mean()) if original.any() else state.originals_drift
         small, centroids = self._classify(drift[~original], self._start(state, originals_drift))
         small &= self._within_guard(drift[~original], drift[original])
-        grown, newcomers = state.grown(len(table)), rows[~original]
-        grown.successes[newcomers[small]] += 1
-        grown.failures[newcomers[~small]] += 1
-        return replace(grown, centroids=centroids, originals_drift=originals_drift)
+        counts, newcomers = state.grown(len(table)), rows[~original]
+        counts.successes[newcomers[small]] += 1
+        counts.failures[newcomers[~small]] += 1
+        return replace(counts, centroids=centroids, originals_drift=originals_drift)
 
     def _promise(self, state: Posteriors, context: Context, newcomers: IntArray) -> FloatArray:
         successes, failures = state.counts(newcomers, len(context.table))

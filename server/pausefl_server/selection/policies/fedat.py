@@ -6,7 +6,7 @@ import numpy as np
 
 from pausefl_proto.arrays import IntArray
 from pausefl_proto.number_types import Count
-from pausefl_server.clients import ClientTable
+from pausefl_server.clients import ClientTable, grown
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.observed import PolicyRound
 from pausefl_server.selection.policies.tifl import quantile_tiers
@@ -40,7 +40,7 @@ class FedAt(Policy):
     def tiers_of(self, state: tuple[int, ...], table: ClientTable) -> IntArray:
         """The tier of each row, (K,): by latency once the tiers were formed, at random before."""
         if state:
-            return np.pad(state, (0, len(table) - len(state)), constant_values=self.tiers - 1)
+            return grown(np.array(state), len(table), self.tiers - 1)
         return (np.argsort(np.argsort(table.tie_key)) % self.tiers).astype(np.int64)
 
     def select(self, state: tuple[int, ...], context: Context) -> Selection:

@@ -9,7 +9,7 @@ from annotated_types import Ge, Le
 
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.number_types import Count, NonNegative, Share
-from pausefl_server.clients import ClientTable
+from pausefl_server.clients import ClientTable, grown
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.observed import PolicyRound
 from pausefl_server.selection.terms import losses, rows_in_tie_order
@@ -79,7 +79,7 @@ class Oort(Policy):
 
         The pacer counts all attempts at a round as one round, and decides anew after each of them.
         """
-        last_round = np.pad(state.last_round, (0, len(table) - len(state.last_round)))
+        last_round = grown(state.last_round, len(table))
         last_round[table.rows(record.chosen)] = record.round
         gained = sum(o.n_examples * o.loss for o in record.observations if o.loss is not None)
         w, earlier, percentile = self.pacer_window, state.utilities, state.percentile

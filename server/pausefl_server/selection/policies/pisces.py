@@ -8,7 +8,7 @@ import numpy as np
 
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.number_types import NonNegative, Share, Whole
-from pausefl_server.clients import ClientTable
+from pausefl_server.clients import ClientTable, grown
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.observed import PolicyRound
 from pausefl_server.selection.terms import losses, rows_in_tie_order
@@ -34,12 +34,8 @@ class Seen:
 
     def grown(self, clients: int) -> "Seen":
         """A copy with an entry for every row of a table of `clients` rows."""
-        new = (0, clients - len(self.version))
-        return Seen(
-            np.pad(self.staleness, (new, (0, 0)), constant_values=np.nan),
-            np.pad(self.version, new, constant_values=-1),
-            np.pad(self.credits, new, constant_values=_CREDITS),
-        )
+        staleness, version = grown(self.staleness, clients, np.nan), grown(self.version, clients, -1)
+        return Seen(staleness, version, grown(self.credits, clients, _CREDITS))
 
 
 @dataclass(frozen=True)
@@ -77,21 +73,21 @@ class Pisces(Policy):
 
     def observe(self, state: Seen, record: PolicyRound, table: ClientTable) -> Seen:
         """Note the staleness of the round's updates. Their clients lose a credit if their loss is an outlier."""
-        grown = state.grown(len(table))
+        seen = state.grown(len(table))
         if not record.observations:
-            return grown
+            return seen
         rows = table.rows(o.client_id for o in record.observations)
         staleness = np.array([o.staleness for o in record.observations])
-        grown.staleness[rows, 1:] = grown.staleness[rows, :-1]
-        grown.staleness[rows, 0] = staleness
-        grown.version[rows] = record.round - 1 - staleness
-        recent = grown.version > grown.version[rows].max() - _RECENT
+        seen.staleness[rows, 1:] = seen.staleness[rows, :-1]
+        seen.staleness[rows, 0] = staleness
+        seen.version[rows] = record.round - 1 - staleness
+        recent = seen.version > seen.version[rows].max() - _RECENT
         compared = np.flatnonzero(recent & np.isfinite(table.last_loss))
         if len(compared) >= self.m:
             outliers = compared[is_outlier(table.last_loss[compared], _RADIUS, self.m // 2)]
             charged = np.intersect1d(outliers, rows)
-            grown.credits[charged] = np.maximum(grown.credits[charged] - 1, 0)
-        return grown
+            seen.credits[charged] = np.maximum(seen.credits[charged] - 1, 0)
+        return seen
 
     def updates_needed(self, table: ClientTable, at_work: IntArray, buffer: int) -> int:
         """K_t; `buffer` (K) while no client at work has answered before."""

@@ -9,7 +9,7 @@ import numpy as np
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.number_types import Positive, PositiveShare, Share
 from pausefl_proto.wire import Vector
-from pausefl_server.clients import ClientTable
+from pausefl_server.clients import ClientTable, grown
 from pausefl_server.model.aggregation import inner_product
 from pausefl_server.selection.base import Context, Inspection, Policy, Selection
 from pausefl_server.selection.observed import PolicyRound
@@ -30,8 +30,7 @@ class Standing:
 
     def grown(self, clients: int) -> "Standing":
         """A copy with an entry for every row of a table of `clients` rows."""
-        new = clients - len(self.weight)
-        return Standing(np.pad(self.weight, (0, new), constant_values=1.0), np.pad(self.exclusions, (0, new)))
+        return Standing(grown(self.weight, clients, 1.0), grown(self.exclusions, clients))
 
 
 @dataclass(frozen=True)
@@ -64,14 +63,14 @@ class Pns(Policy):
         rows = table.rows(o.client_id for o in record.observations if o.statistics.get("excluded") == 1)
         if not len(rows):
             return state
-        grown, others = state.grown(len(table)), np.ones(len(table), np.bool_)
+        standing, others = state.grown(len(table)), np.ones(len(table), np.bool_)
         others[rows] = False
-        grown.exclusions[rows] += 1
-        share = grown.exclusions[rows] / table.chosen[rows]
-        lost = grown.weight[rows] * np.minimum((share + self.beta) ** self.alpha, 1.0)
-        grown.weight[rows] -= lost
-        grown.weight[others] += lost.sum() / others.sum()
-        return grown
+        standing.exclusions[rows] += 1
+        share = standing.exclusions[rows] / table.chosen[rows]
+        lost = standing.weight[rows] * np.minimum((share + self.beta) ** self.alpha, 1.0)
+        standing.weight[rows] -= lost
+        standing.weight[others] += lost.sum() / others.sum()
+        return standing
 
     def select(self, state: Standing, context: Context) -> Selection:
         rows = rows_in_tie_order(context)

@@ -8,7 +8,7 @@ import numpy as np
 
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.number_types import Count
-from pausefl_server.clients import ClientTable
+from pausefl_server.clients import ClientTable, grown
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.observed import PolicyRound
 from pausefl_server.selection.terms import rows_in_tie_order
@@ -64,7 +64,7 @@ class Tifl(Policy):
     def observe(self, state: Tiers, record: PolicyRound, table: ClientTable) -> Tiers:
         """Charge the tier that played a credit. When it is time, form the tiers anew and weight them."""
         rows = table.rows(record.chosen)
-        played = _tier_of(state, len(table))[rows]
+        played = grown(state.of_row, len(table), _NO_TIER)[rows]
         tier = int(played[0])
         is_drawn = tier != _NO_TIER and bool((played == tier).all()) and not (table.chosen[rows] == 1).any()
         if is_drawn:
@@ -84,7 +84,7 @@ class Tifl(Policy):
             seen = rows[context.table.chosen[rows] > 0]
             others = context.rng.choice(seen, max(0, m - len(unseen)), replace=False)
             return Selection(np.sort(np.concatenate((unseen[:m], others))))
-        tier_of = _tier_of(state, len(context.table))[rows]
+        tier_of = grown(state.of_row, len(context.table), _NO_TIER)[rows]
         clients = np.bincount(tier_of[tier_of >= 0], minlength=self.tiers)
         can_play = clients >= self.m
         if not can_play.any():
@@ -125,7 +125,3 @@ def quantile_tiers(table: ClientTable, count: int) -> IntArray:
     tiers = np.full(len(table), _NO_TIER, np.int64)
     tiers[ordered] = np.arange(len(ordered)) * count // max(1, len(ordered))
     return tiers
-
-
-def _tier_of(state: Tiers, clients: int) -> IntArray:
-    return np.pad(state.of_row, (0, clients - len(state.of_row)), constant_values=_NO_TIER)
