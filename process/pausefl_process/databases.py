@@ -91,9 +91,7 @@ def unharmed(error: Exception) -> str | None:
         return f"cannot be written ({error}; is the disk full?)"
     if kind == "IOERR" and detail in _NOT_LOCKED:
         return f"cannot be locked ({error})"
-    if kind in _NOT_GIVEN:
-        return f"cannot be written ({error})"
-    return None
+    return f"cannot be written ({error})" if kind in _NOT_GIVEN else None
 
 
 @contextmanager

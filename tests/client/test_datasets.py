@@ -102,12 +102,9 @@ def test_examples_caps_the_training_examples_alone() -> None:
     assert np.array_equal(capped.train.inputs, again.train.inputs)
     rows = {image.tobytes() for image in whole.train.inputs}
     assert all(image.tobytes() in rows for image in capped.train.inputs)
-
-
-@pytest.mark.parametrize("n", [0, -1, 1201])
-def test_an_impossible_cap_names_its_key(n: int) -> None:
-    with pytest.raises(ConfigError, match=rf"workload\.examples = {n}: must be from 1 to the 1200"):
-        load_dataset("digits", examples=n, seed=1)
+    for n in (0, -1, 1201):
+        with pytest.raises(ConfigError, match=rf"workload\.examples = {n}: must be from 1 to the 1200"):
+            load_dataset("digits", examples=n, seed=1)
 
 
 @pytest.mark.parametrize(

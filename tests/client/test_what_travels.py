@@ -340,18 +340,3 @@ def test_a_model_that_diverged_leaves_no_trace_in_the_next_ones_statistics() -> 
     after = evaluator.evaluate(theta.copy(), ["test"], subset=True)
     assert after.evaluations == before.evaluations
     assert np.array_equal(after.statistics, before.statistics)  # type: ignore[arg-type]  # None would fail
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"workload.statistics": "average"}, r'add privacy\.disclose = \["statistics"\], or set "local"'),
-        (
-            {"workload.statistics": "average", "workload.training": "fedbn", "privacy.enabled": False},
-            r'goes without workload\.training = "fedbn"',
-        ),
-    ],
-)
-def test_statistics_are_averaged_only_where_that_was_named(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=rf'workload\.statistics = "average": .*{message}'):
-        parse_experiment("", {**RUN, **changes})

@@ -165,6 +165,12 @@ MISTAKES = [
     ('aggregation.optimizer={kind="feddyn", tau=0.1}', "aggregation.optimizer.tau", "unknown key"),
     ("selection.policy=pns\nselection.pns.beta=2.0", "selection.pns.beta = 2.0", "must be at most 1"),
     ("selection.policy=pns\nserver.late=buffer", 'server.late = "buffer"', "pns judges updates"),
+    ("workload.statistics=average", 'workload.statistics = "average"', 'add privacy.disclose = ["statistics"], or set'),
+    (
+        "workload.statistics=average\nworkload.training=fedbn\nprivacy.enabled=false",
+        "workload.statistics",
+        "goes withou",
+    ),
     (NETEM + "metrics.client_port=0", "metrics.client_port = 0", "clients in network namespaces"),
     # more than memory can hold
     ("clients.count=1_000_001", "clients.count = 1000001", "must be at most 1000000"),

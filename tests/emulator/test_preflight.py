@@ -41,6 +41,8 @@ def only_inputs(input_shape):
 three_outputs = lambda input_shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
 one_output = lambda input_shape, classes: nn.Linear(4, 1)
 no_parameters = lambda input_shape, classes: nn.Flatten()
+KEPT = nn.Linear(64, 10)
+kept = lambda input_shape, classes: nn.Sequential(nn.Flatten(), KEPT)
 frozen = lambda input_shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, classes)).requires_grad_(False)
 
 class Nowhere(nn.Module):
@@ -99,7 +101,7 @@ class NaN(Classification):
         return super().score(outputs, targets) * (1.0 if self.sound >= 0 else float("nan"))
 
 class LaterNaN(NaN):
-    sound = 4  # before any training
+    sound = 8  # before any training
 
 class Wrong(Classification):
     def score(self, outputs, targets):
@@ -121,6 +123,16 @@ class Counts(Regression):  # models give the logarithm of the number that they e
 
 class Broadcast(Regression):  # with outputs of (n, 1) and targets of (n,)
     score = lambda self, outputs, targets: 1 / (1 + (outputs - targets).abs())
+
+class Summed(Classification):
+    loss = lambda self, outputs, targets: nn.functional.cross_entropy(outputs, targets, reduction="sum")
+
+class Paired(Regression):  # every output with every target
+    loss = lambda self, outputs, targets: (outputs - targets).abs().mean()
+
+class Weary(Classification):
+    def loss(self, outputs, targets):
+        return super().loss(outputs, targets) if len(targets) < 50 else 1 / 0
 
 class Inverse(Regression):
     def score(self, outputs, targets):
@@ -168,6 +180,10 @@ wrong = lambda seed: data(Wrong())
 error = lambda seed: data(Error(1.0), classes=1)
 negated = lambda seed: data(Negated(1.0), classes=1)
 broadcast = lambda seed: data(Broadcast(1.0), classes=1)
+weary = lambda seed: data(Weary())
+summed = lambda seed: data(Summed())
+paired = lambda seed: data(Paired(1.0), classes=1)
+wider = lambda seed: replace(data(None), test=Examples(np.ones((9, 5), np.float32), np.zeros(9, np.int64)))
 wide = lambda seed: data(Regression(1700.0), classes=1)
 inverse = lambda seed: data(Inverse(1.0), classes=1)
 counts = lambda seed: data(Counts(1e4), classes=1)
@@ -223,6 +239,10 @@ def test_a_round_that_ends_before_its_epochs_is_told(steps: int, said: list[str]
         ("workload.dataset=tried_out:unrated", ": Unrated.score must return a tensor; returned NoneType"),
         ("workload.dataset=tried_out:averaged", "Averaged.score must return one value for each thing predicted, to be"),
         ("workload.dataset=tried_out:broadcast", "to be averaged; returned one of shape (20, 20)"),
+        ("workload.dataset=tried_out:summed", "loss of Summed is twice as great for a batch that comes twice; must"),
+        ("workload.dataset=tried_out:paired", ": outputs (20, 1) and targets (20,) broadcast; reshape one"),
+        ("workload.dataset=tried_out:wider", ": 2 of test, inputs of shape (2, 5), cannot be evaluated: RuntimeErr"),
+        ("workload.model=tried_out:kept", '"tried_out:kept": 1.weight is the same object in each call; make a new one'),
         ("workload.dataset=tried_out:unreduced", "Unreduced.loss of the data set's task, must return a scalar tensor"),
         ("workload.dataset=tried_out:nan", "of NaN before any training is nan on average; must be finite"),
         ("workload.dataset=tried_out:later_nan", "LaterNaN after one training step is nan on average; must be finite"),
@@ -249,13 +269,15 @@ def test_what_a_run_would_fail_at_is_said_in_one_line(setting: str, message: str
         ("learning_rate", 1e30, r"= 1e\+30 may be too great$"),
         ("dataset", "tried_out:not_numbers", "validation.inputs.0, 0. is nan: must be finite$"),
         ("dataset", "tried_out:shuffled", "is another each time it is made; take all chance from its seed$"),
+        ("dataset", "tried_out:weary", r'"tried_out:weary": an evaluation failed: ZeroDivisionError: .*py:\d+\)'),
     ],
 )
 def test_what_no_step_can_be_trained_with_is_bad_input(here: Path, key: str, value: object, message: str) -> None:
     """It is bad input, so a search goes on with other settings, and a sweep offers no resuming: it would fail again."""
     settings = {"experiment.clock": "virtual", f"workload.{key}": value, "workload.step_s": 0.01}
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(PauseflError, match=message) as caught:
         pausefl.run(pausefl.load("demo", settings), here / "run", progress=False)
+    assert isinstance(caught.value, ConfigError) == (value != "tried_out:weary")  # a run may go on with another task
 
 
 @pytest.mark.parametrize(

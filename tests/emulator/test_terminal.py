@@ -176,6 +176,7 @@ def test_the_summary_and_the_progress_of_a_run_fit_and_are_not_cut() -> None:
     data = "digits, examples: 1,200 with the clients, 297 for validation, 300 to test on"
     told = summary(data=data, best_round=2, test_examples=300)
     assert widest(check_nothing_is_cut(printed(summary_table(told)))) <= COLUMNS
+    assert "…" not in shown_at(20, printed(summary_table(told)))
     assert "validated" not in check_nothing_is_cut(printed(summary_table(told | {"best_accuracy": None})))
 
     def draw(console: Console) -> None:

@@ -69,20 +69,14 @@ def most_releases(rig: CoordinatorRig) -> int:
     return max(bounds(rig).values())
 
 
-async def test_a_client_that_returns_may_still_charge_the_job_it_had(rig: MakeRig) -> None:
+@pytest.mark.parametrize(("answer", "released"), [(None, 4), ("update", 5), ("refused", 4), ("withdrawn", 4)])
+async def test_a_client_that_returns_may_still_charge_a_job_unless_it_has_answered_it(
+    rig: MakeRig, answer: RefusalKind | Literal["update"] | None, released: int
+) -> None:
     """Its hello does not yet count the release that its thread is about to charge, and no answer will report it."""
     async with rig(All(1), rounds=2).running() as r:
-        assert (await play_two_rounds(r, answer=None)).withdrawn == [(1, 1)]
-        assert (r.spent("b")[0], most_releases(r)) == (4, 5)
-
-
-@pytest.mark.parametrize(("answer", "released"), [("update", 5), ("refused", 4), ("withdrawn", 4)])
-async def test_a_client_that_returns_owes_nothing_for_a_job_it_has_answered(
-    rig: MakeRig, answer: RefusalKind | Literal["update"], released: int
-) -> None:
-    async with rig(All(1), rounds=2).running() as r:
-        assert (await play_two_rounds(r, answer)).withdrawn == []
-        assert r.spent("b")[0] == most_releases(r) == released
+        assert (await play_two_rounds(r, answer)).withdrawn == ([(1, 1)] if answer is None else [])
+        assert (r.spent("b")[0], most_releases(r)) == (released, released + (answer is None))
 
 
 async def test_without_privacy_no_job_is_charged(rig: MakeRig) -> None:

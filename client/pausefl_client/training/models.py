@@ -14,7 +14,7 @@ from pausefl_client.data.datasets import Dataset
 from pausefl_client.data.text import BUCKETS
 from pausefl_client.registries import MODELS
 from pausefl_client.training.image_network import ImageNetwork
-from pausefl_client.training.model_vector import check_carried, trained_parameters
+from pausefl_client.training.model_vector import check_carried, running_statistics, trained_parameters
 from pausefl_client.training.tasks import Classification
 from pausefl_client.training.torch_trainer import normalise
 from pausefl_process.global_generators import seeded_generators
@@ -23,6 +23,7 @@ from pausefl_proto.draws import generator, stable_hash
 from pausefl_proto.errors import ConfigError
 
 _KEY = "workload.model"
+_IN_A_MODEL = "is in a model of pausefl"  # an attribute of tensors that a model trains
 # Group normalisation (Wu & He, 2018) keeps no statistics of the data.
 _BY_GROUP = partial(nn.GroupNorm, 8)
 _CNN3 = ((32, 3, True), (64, 3, True), (128, 3, True))
@@ -45,12 +46,20 @@ def build_model(
         raise ConfigError(f'{_KEY} = "{name}": needs {wanted}, but workload.dataset holds {found}')
     factory = MODELS.find(name, _KEY)
     with seeded_generators(stable_hash(seed, "model", name)):
-        model = factory(tuple(input_shape), classes)
+        try:
+            model = factory(tuple(input_shape), classes)
+        except ConfigError as error:
+            raise ConfigError(f'{_KEY} = "{name}": {error}') from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f'{_KEY} = "{name}": returned {type(model).__name__}, not a torch.nn.Module')
     check_carried(model, f'{_KEY} = "{name}"')
-    if not trained_parameters(model):
+    if not (trained := trained_parameters(model)):
         raise ConfigError(f'{_KEY} = "{name}": has no parameters to train')
+    for part, tensor in {**trained, **running_statistics(model)}.items():
+        if vars(tensor).get(_IN_A_MODEL):  # what one client trains, others would begin with
+            raise ConfigError(f'{_KEY} = "{name}": {part} is the same object in each call; make a new one')
+        vars(tensor)[_IN_A_MODEL] = True
+        tensor.data = tensor.data.clone()  # the factory may keep its values, such as those of pretrained embeddings
     return model
 
 
@@ -91,37 +100,44 @@ def mlp(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def cnn3(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """3×3 convolutions 32-64-128, each ReLU and 2×2 max-pool; then fully connected 512-128-64-32-10."""
-    return _cnn("cnn3", input_shape, classes, _CNN3, (128, 64, 32))
+    return _cnn(input_shape, classes, _CNN3, (128, 64, 32))
 
 
 def cnn3_batch(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """`cnn3` with batch normalisation by the current batch, in evaluation too: it keeps no running statistics."""
     by_batch = [partial(kind, track_running_stats=False) for kind in (_BatchNorm2d, _BatchNorm1d)]
-    return _cnn("cnn3_batch", input_shape, classes, _CNN3, (128, 64, 32), by_batch)
+    return _cnn(input_shape, classes, _CNN3, (128, 64, 32), by_batch)
 
 
 def cnn3_running(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """`cnn3` with batch normalisation, as in PAUSE's code. It is evaluated with running statistics."""
-    return _cnn("cnn3_running", input_shape, classes, _CNN3, (128, 64, 32), (_BatchNorm2d, _BatchNorm1d))
+    return _cnn(input_shape, classes, _CNN3, (128, 64, 32), (_BatchNorm2d, _BatchNorm1d))
 
 
 def cnn5(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """3×3 convolutions 32-32-64-64 and a 4×4 of 128, pooled after the 2nd, 4th and 5th; then 128-64-32-10."""
     layers = [(32, 3, False), (32, 3, True), (64, 3, False), (64, 3, True), (128, 4, True)]
-    return _cnn("cnn5", input_shape, classes, layers, (64, 32))
+    return _cnn(input_shape, classes, layers, (64, 32))
 
 
-def fedts_fashion(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+def fedts_fashion(
+    input_shape: tuple[int, ...], classes: int, normalised: Callable[[int], nn.Module] = _BY_GROUP
+) -> nn.Module:
     """Fed-TS on Fashion-MNIST: 5×5 convolutions 16-32, each normalised, ReLU and 2×2 max-pool; then one linear layer.
 
     29,034 parameters. The paper does not state the padding; here the convolutions keep the images' size.
     """
-    return _fedts_fashion("fedts_fashion", input_shape, classes, _BY_GROUP)
+    before, height, width = _image_shape(input_shape, least=4)
+    layers: list[nn.Module] = []
+    for channels in (16, 32):
+        layers += [nn.Conv2d(before, channels, 5, padding=2), normalised(channels), *_pooled()]
+        before = channels
+    return ImageNetwork(*layers, nn.Flatten(), nn.Linear(before * (height // 4) * (width // 4), classes))
 
 
 def fedts_fashion_batch(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """`fedts_fashion` with batch normalisation, as the paper states. It is evaluated with running statistics."""
-    return _fedts_fashion("fedts_fashion_batch", input_shape, classes, nn.BatchNorm2d)
+    return fedts_fashion(input_shape, classes, nn.BatchNorm2d)
 
 
 def fedts_cifar(input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -129,7 +145,7 @@ def fedts_cifar(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
     52,202 parameters. The paper does not state the hidden layer's width; 120 and no padding are as in LeNet-5.
     """
-    channels, height, width = _image_shape("fedts_cifar", input_shape, least=16)
+    channels, height, width = _image_shape(input_shape, least=16)
     sides = (((side - 4) // 2 - 4) // 2 for side in (height, width))
     return ImageNetwork(
         nn.Conv2d(channels, 6, 5),
@@ -223,19 +239,7 @@ class _BatchNorm1d(_TakesOneValue, nn.BatchNorm1d): ...
 class _BatchNorm2d(_TakesOneValue, nn.BatchNorm2d): ...
 
 
-def _fedts_fashion(
-    name: str, input_shape: tuple[int, ...], classes: int, normalised: Callable[[int], nn.Module]
-) -> nn.Module:
-    before, height, width = _image_shape(name, input_shape, least=4)
-    layers: list[nn.Module] = []
-    for channels in (16, 32):
-        layers += [nn.Conv2d(before, channels, 5, padding=2), normalised(channels), *_pooled()]
-        before = channels
-    return ImageNetwork(*layers, nn.Flatten(), nn.Linear(before * (height // 4) * (width // 4), classes))
-
-
 def _cnn(
-    name: str,
     input_shape: tuple[int, ...],
     classes: int,
     convolutions: Sequence[tuple[int, int, bool]],
@@ -249,7 +253,7 @@ def _cnn(
     connected layers are not normalised.
     """
     of_images, of_rows = normalised
-    before, *sides = _image_shape(name, input_shape, least=1)
+    before, *sides = _image_shape(input_shape, least=1)
     layers: list[nn.Module] = []
     for channels, kernel, pooled in convolutions:
         after = _pooled() if pooled else [nn.ReLU(inplace=True)]
@@ -257,18 +261,18 @@ def _cnn(
         sides = [(side - kernel + 1) // (2 if pooled else 1) for side in sides]
         before = channels
     if min(sides) < 1:
-        raise ConfigError(f'{_KEY} = "{name}": images of {input_shape[1]}x{input_shape[2]} are too small for it')
+        raise ConfigError(f"images of {input_shape[1]}x{input_shape[2]} are too small for it")
     layers.append(nn.Flatten())
     for inputs, width in itertools.pairwise((before * math.prod(sides), *hidden)):
         layers += [nn.Linear(inputs, width), nn.ReLU(), of_rows(width)]
     return ImageNetwork(*layers, nn.Linear(hidden[-1], classes))
 
 
-def _image_shape(name: str, input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
+def _image_shape(input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
     """(channels, height, width) of an input. ConfigError if inputs are no images, or have a side below `least`."""
     if len(input_shape) != 3:
-        raise ConfigError(f'{_KEY} = "{name}": needs images, but an input has shape {input_shape}')
+        raise ConfigError(f"needs images, but an input has shape {input_shape}")
     channels, height, width = input_shape
     if min(height, width) < least:
-        raise ConfigError(f'{_KEY} = "{name}": images of {height}x{width} are too small for it')
+        raise ConfigError(f"images of {height}x{width} are too small for it")
     return channels, height, width

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from pausefl.results.in_words import accuracies, asked, by_whom, costs, counted,
 from pausefl.results.stored_summary import read_summary
 from pausefl.runtime.run import run_experiment
 from pausefl.runtime.run_dir import has_rounds, new_run_dir, resume_command, stored_experiment
-from pausefl.runtime.terminal import make_view, of_output
+from pausefl.runtime.terminal import make_view, to_output
 from pausefl.terminal_table import plain_console
 from pausefl_process.events import print_event
 from pausefl_proto.errors import ConfigError, PauseflError
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace) -> None:
     console, back_to, fleet = plain_console(stderr=options.json), back_to_of(options), fleet_of(options)
     try:
         with nullcontext(print_event) if options.json else make_view(console, experiment.title) as report:
-            resume, show = bool(options.resume), of_output(report)
+            resume, show = bool(options.resume), partial(to_output, report)
             summary = run_experiment(experiment, run_dir, show, resume=resume, back_to=back_to, fleet=fleet)
     except KeyboardInterrupt:
         raise RunInterrupted(f"interrupted; {_what_is_left(run_dir, experiment.experiment.rounds)}") from None
@@ -142,7 +143,7 @@ def sweep(options: argparse.Namespace) -> None:
 def summary_table(summary: Mapping[str, Any]) -> Table:
     """The table at the end of a run, from the keys of summary.json. Its texts are plain, without markup."""
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
+    table.add_column(style="dim", overflow="fold")
     table.add_column(overflow="fold")
     for row in _rows(summary):
         table.add_row(*row)

@@ -27,9 +27,7 @@ def method_of(workload: Workload) -> "TrainingMethod":
 
 def method_name(workload: Workload) -> str:
     """The name of the training method. Empty for a model that is not trained."""
-    if workload.model == "synthetic":
-        return ""
-    return str(_method_table(workload).get("kind", ""))
+    return "" if workload.model == "synthetic" else str(_method_table(workload).get("kind", ""))
 
 
 def has_control(workload: Workload) -> bool:

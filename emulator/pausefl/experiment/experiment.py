@@ -116,9 +116,7 @@ class Experiment(TomlTable):
     @property
     def minimum_clients(self) -> int:
         """How many clients round 1 waits for."""
-        if self.clients.minimum is not None:
-            return self.clients.minimum
-        return len(self.expected_ids)
+        return len(self.expected_ids) if self.clients.minimum is None else self.clients.minimum
 
     @property
     def expected_ids(self) -> frozenset[str]:

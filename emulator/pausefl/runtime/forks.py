@@ -35,9 +35,7 @@ def forked_run(
     """
     imports = [*OF_A_VIRTUAL_RUN, *(_OF_ITS_TRAINING if needs_torch else [])]
     imports += _OF_A_CAMPAIGN if is_first_of_many else []
-    if not can_fork():
-        return spawned(name, work, *arguments)
-    return ForkedProcess(name, imports, work, arguments)
+    return ForkedProcess(name, imports, work, arguments) if can_fork() else spawned(name, work, *arguments)
 
 
 def spawned(name: str, work: Callable[..., None], *arguments: Any) -> SpawnProcess:

@@ -66,16 +66,12 @@ def print_notice(event: ProgressEvent) -> None:
         print(event.message, file=sys.stderr)
 
 
-def of_output(report: Report) -> Report:
+def to_output(report: Report, event: ProgressEvent) -> None:
     """Report, and raise errors of the output without their number: ENOSPC would be taken for the run directory's."""
-
-    def show(event: ProgressEvent) -> None:
-        try:
-            report(event)
-        except OSError as error:
-            raise type(error)(error.strerror) from error
-
-    return show
+    try:
+        report(event)
+    except OSError as error:
+        raise type(error)(error.strerror) from error
 
 
 def _while_read(report: Report) -> Report:

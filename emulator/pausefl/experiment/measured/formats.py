@@ -15,6 +15,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -120,20 +121,16 @@ def _ping(data: bytes) -> Table:
     return ["host", "time", "ms"], [row for rows in runs.values() for row in rows.values()]
 
 
-def _records(of: Callable[[Any], Iterator[list[Any]]], *header: str) -> Callable[[bytes], Table]:
-    """A function that makes a table of the records that `of` finds in each document of a JSON or JSON Lines file."""
-
-    def table(data: bytes) -> Table:
-        text, at, found = _text(data).strip(), 0, list[list[str]]()
-        while at < len(text):
-            document, at = json.JSONDecoder().raw_decode(text, at)
-            if isinstance(document, dict) and document.get("error"):
-                raise ValueError(f"it is an error: {document['error']}")
-            found += [[str(cell) for cell in record] for record in of(document)]
-            at = following.start() if (following := re.compile(r"\S").search(text, at)) else len(text)
-        return [*header], list(enumerate(found, start=1))
-
-    return table
+def _records(of: Callable[[Any], Iterator[list[Any]]], header: str, data: bytes) -> Table:
+    """A table of the records that `of` finds in each document of a JSON or JSON Lines file."""
+    text, at, found = _text(data).strip(), 0, list[list[str]]()
+    while at < len(text):
+        document, at = json.JSONDecoder().raw_decode(text, at)
+        if isinstance(document, dict) and document.get("error"):
+            raise ValueError(f"it is an error: {document['error']}")
+        found += [[str(cell) for cell in record] for record in of(document)]
+        at = following.start() if (following := re.compile(r"\S").search(text, at)) else len(text)
+    return header.split(), list(enumerate(found, start=1))
 
 
 def _ripe_atlas(document: Any) -> Iterator[list[Any]]:
@@ -183,11 +180,11 @@ FORMATS = {
     "csv": Format(csv_table, "seconds", "client", "time"),
     "ping": Format(_ping, "ms", "host", "time", "ms", lost=(_LOST,)),
     "ripe-atlas": Format(
-        _records(_ripe_atlas, "probe", "time", "ms"), "ms", "probe", "time", "ms", lost=(_LOST,), counted="result"
+        partial(_records, _ripe_atlas, "probe time ms"), "ms", "probe", "time", "ms", lost=(_LOST,), counted="result"
     ),
-    "iperf3": Format(_records(_iperf3, "host", "time", "us"), "us", "host", "time", "us", counted="interval"),
+    "iperf3": Format(partial(_records, _iperf3, "host time us"), "us", "host", "time", "us", counted="interval"),
     "prometheus": Format(
-        _records(_prometheus, "series", "time", "value"), "value", "series", "time", "s", counted="value"
+        partial(_records, _prometheus, "series time value"), "value", "series", "time", "s", counted="value"
     ),
     "k6": Format(
         csv_table, "metric_value", "name", "timestamp", "ms", ("metric_name=http_req_duration",), ("0.000000",)

@@ -310,9 +310,7 @@ _NOTE: Mapping[str, Any] = {"fontsize": 9, "fontweight": "normal", "color": MUTE
 def _in_seconds(run: RunData, what: str) -> str:
     """The label of an axis of times that are not at the emulated scale. If the scale is not 1, the label says so."""
     scale = run.summary["time_scale"]
-    if scale == 1:
-        return f"{what} (s)"
-    return f"{what}\n{run.summary['clock']} seconds (time_scale {scale:g})"
+    return f"{what} (s)" if scale == 1 else f"{what}\n{run.summary['clock']} seconds (time_scale {scale:g})"
 
 
 def _quantiles(values: FloatArray, of_client: NDArray[np.intp]) -> FloatArray:

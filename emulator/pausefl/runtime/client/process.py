@@ -192,7 +192,7 @@ async def run_clients(
             owed = {client_id: privacy.ledger for client_id, privacy in privacies.items() if privacy is not None}
             unit: PrivacyUnit = plan.privacy.mechanism.unit if plan.privacy is not None else "vector"
             on_answered = page.show(client_ids, owed, unit, size, sessions)
-        host = HostResources(platform.executor, monitor, _logged(on_answered))
+        host = HostResources(platform.executor, monitor, partial(_log_and_pass_on, on_answered))
         if batched is not None:
             host = replace(host, expecting=batched.expecting)
         for c in client_ids:
@@ -245,18 +245,14 @@ def make_trainers(
     return make_torch_trainers(plan, client_ids, batched)
 
 
-def _logged(on_answered: OnAnswered | None) -> OnAnswered:
-    """A function that logs each answered job in one line, and passes it to `on_answered`, if given."""
-
-    def log_and_pass_on(job: AnsweredJob) -> None:
-        said = "%s: round %d: %s after %.3f s in the queue, %.3f s of training, %.3f s of privatising"
-        result, timing = job.result, job.result.timing
-        told = (job.client_id, result.round, job.status, timing.queue_s, timing.train_s, timing.privatise_s)
-        rounds_log.info(said, *told, extra={"client_id": job.client_id, "round": result.round})
-        if on_answered is not None:
-            on_answered(job)
-
-    return log_and_pass_on
+def _log_and_pass_on(on_answered: OnAnswered | None, job: AnsweredJob) -> None:
+    """Log an answered job in one line, and pass it to `on_answered`, if given."""
+    said = "%s: round %d: %s after %.3f s in the queue, %.3f s of training, %.3f s of privatising"
+    result, timing = job.result, job.result.timing
+    told = (job.client_id, result.round, job.status, timing.queue_s, timing.train_s, timing.privatise_s)
+    rounds_log.info(said, *told, extra={"client_id": job.client_id, "round": result.round})
+    if on_answered is not None:
+        on_answered(job)
 
 
 async def _run_session(

@@ -22,6 +22,7 @@ from pausefl_client.training.random_layers import RandomLayers
 from pausefl_client.training.tasks import Classification, Regression, by_prediction
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device, use_one_thread
 from pausefl_client.training.trainer import TrainingSettings
+from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
 from pausefl_proto.draws import generator, stable_hash
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
@@ -112,6 +113,7 @@ class Evaluator:
             model, data, one_step, device=self._device, seed=self._seed, client_id="rehearsal", method=method
         )
         self._check(sample)
+        self._check_splits()
         outcome = trainer.train(trainer.manifest.with_no_control(self.initial.theta_0), round=1)
         self._check_trained(trainer, outcome.update)
         trained = trainer.vector.values()
@@ -195,7 +197,18 @@ class Evaluator:
             raise ConfigError(f"{self._model_key}: its loss before any training is {loss}; must be finite")
         self._check_score(score, "before any training")
         if isinstance(outputs, torch.Tensor):
+            self._check_loss(outputs.detach(), targets)
             self._check_direction(outputs.detach(), targets)
+
+    def _check_splits(self) -> None:
+        """ConfigError if passes over a split would fail. Its inputs may have another shape, its last pass one row."""
+        for name, split in (*self._splits.items(), *self._subsets.items()):
+            some = split.take(slice(1 if len(split) % self._at_once == 1 else 2))
+            try:
+                self._rate(some)
+            except OWN_CODE_ERRORS as error:
+                what = f"{len(some)} of {name}, inputs of shape {some.inputs.shape}, cannot be evaluated"
+                raise ConfigError(f"{self._data_key}: {what}: {with_place(error)}") from error
 
     def _fitting(self, sample: Examples) -> int:
         """How many examples a pass may take, so that layers with large outputs fit into memory: two or more."""
@@ -204,6 +217,24 @@ class Evaluator:
         with torch.no_grad(), register_module_forward_hook(lambda *call: sizes.append(_bytes_in(call[2]))):
             self._model(inputs)
         return max(2, min(_MOST_AT_ONCE, _MOST_BYTES * len(sample) // max(sizes)))
+
+    def _check_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """ConfigError for a loss that is a sum over the batch, or that pairs each output with every target."""
+        of_task = f"{self._data_key}: the loss of {type(self._task).__name__}"
+
+        def loss(of: torch.Tensor, to: torch.Tensor) -> float:
+            return float(self._task.loss(of, to).double().mean())
+
+        twice = loss(torch.cat((outputs, outputs)), torch.cat((targets, targets)))
+        if twice and math.isclose(twice, 2 * loss(outputs, targets), rel_tol=1e-4):
+            raise ConfigError(f"{of_task} is twice as great for a batch that comes twice; must be a mean")
+        if outputs.shape == targets.shape or outputs.numel() != targets.numel():
+            return
+        exact = targets.reshape(outputs.shape).to(outputs.dtype)
+        own, first = loss(exact, targets), loss(exact, targets[:1].expand_as(targets))
+        if math.isclose(own, loss(exact.flip(0), targets), rel_tol=1e-5) and not math.isclose(own, first, rel_tol=1e-3):
+            forms = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
+            raise ConfigError(f"{of_task} is the same whichever target an output has: {forms} broadcast; reshape one")
 
     def _check_direction(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
         """ConfigError if outputs that equal their targets have almost no loss, and a smaller score, or none above 0."""

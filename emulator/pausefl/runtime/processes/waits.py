@@ -96,19 +96,13 @@ class EventLoop(asyncio.SelectorEventLoop):
     ) -> None:
         name = getattr(getattr(callback, "func", callback), "__name__", "")
         if isinstance(fd, socket.socket) and name == "_handle_events":
-            super().add_reader(fd, _once_for_all(fd, callback), *args)
+            super().add_reader(fd, _take_all, fd, callback, *args)
         else:
             super().add_reader(fd, callback, *args)
 
 
-def _once_for_all(
-    signals: socket.socket, handle_events: Callable[[Unpack[Arguments]], Any]
-) -> Callable[[Unpack[Arguments]], None]:
-    """A function that lets gRPC take all pending bytes one by one. It polls after each byte, so no event is missed."""
-
-    def handle(*args: *Arguments) -> None:
-        with suppress(BlockingIOError):  # another thread's loop may take bytes meanwhile
-            for _ in signals.recv(_MOST_BYTES, socket.MSG_PEEK) or b"\0":  # at the end of the file, gRPC is called once
-                handle_events(*args)
-
-    return handle
+def _take_all(signals: socket.socket, handle_events: Callable[[Unpack[Arguments]], Any], *args: *Arguments) -> None:
+    """Let gRPC take all pending bytes one by one. It polls after each byte, so no event is missed."""
+    with suppress(BlockingIOError):  # another thread's loop may take bytes meanwhile
+        for _ in signals.recv(_MOST_BYTES, socket.MSG_PEEK) or b"\0":  # at the end of the file, gRPC is called once
+            handle_events(*args)

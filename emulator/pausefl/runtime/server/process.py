@@ -49,7 +49,6 @@ from pausefl_process.plugins import errors_of_own_code
 from pausefl_proto.errors import ConfigError, PauseflError, first_error
 from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.records import Evaluation
-from pausefl_server.rounds.evaluation import EvaluateModel
 from pausefl_server.service import REAL, Platform, RunOutputs, RunResult, serve
 from pausefl_server.storage.store import Store
 
@@ -86,7 +85,7 @@ def work_for_fleet(
         try:
             write_output_to(run_dir / "server.log")
             set_up_log(run_dir.name)
-            work(_logged(report))
+            work(partial(_log_and_report, report))
         except PauseflError as error:
             log.error("%s", error, exc_info=error.__cause__)
             report(Failed(str(error), isinstance(error, ConfigError)))
@@ -144,7 +143,7 @@ async def play(
             replace(plan.settings, manifest=manifest),
             plan.policy,
             manifest.with_no_control(model.theta_0) if is_controlled else model.theta_0,
-            None if evaluator is None else _evaluate_and_note(evaluator, models),
+            None if evaluator is None else partial(_evaluate_and_note, evaluator, models),
             plan.endpoints,
             run_dir,
             report,
@@ -159,16 +158,14 @@ async def play(
         )
 
 
-def _evaluate_and_note(evaluator: ModelEvaluator, models: ModelFiles) -> EvaluateModel:
-    """A function that evaluates a model without its control variate, and keeps the estimated statistics in `models`."""
-
-    async def evaluate(theta: Vector, *, subset: bool, patient: bool) -> Sequence[Evaluation]:
-        evaluations, statistics = await evaluator.evaluate(models.of_model(theta), subset=subset, patient=patient)
-        if statistics is not None:
-            models.note(theta, statistics)
-        return evaluations
-
-    return evaluate
+async def _evaluate_and_note(
+    evaluator: ModelEvaluator, models: ModelFiles, theta: Vector, *, subset: bool, patient: bool
+) -> Sequence[Evaluation]:
+    """Evaluate a model without its control variate, and keep the estimated statistics in `models`."""
+    evaluations, statistics = await evaluator.evaluate(models.of_model(theta), subset=subset, patient=patient)
+    if statistics is not None:
+        models.note(theta, statistics)
+    return evaluations
 
 
 def _keep(plan: ServerPlan, models: ModelFiles, run_dir: Path, charged_size: int, result: RunResult) -> None:
@@ -230,19 +227,13 @@ async def _initial_model(
             yield initial, evaluator
 
 
-def _logged(report: Report) -> Report:
-    """A `Report` that logs each event (of a wait for clients, first and last), as text or JSON, and passes it on."""
-
-    def log_and_report(event: ProgressEvent) -> None:
-        if isinstance(event, WaitingForClients) and event.connected not in {0, event.minimum}:
-            report(event)
-            return
+def _log_and_report(report: Report, event: ProgressEvent) -> None:
+    """Log an event (of a wait for clients, the first and the last), as text or JSON, and pass it to `report`."""
+    if not (isinstance(event, WaitingForClients) and event.connected not in {0, event.minimum}):
         fields = to_json(event)
         of_round = {"round": fields["round"]} if "round" in fields else {}
         of_client = {"client_id": event.client} if isinstance(event, Notice) and event.client else {}
         message = fields.get("message", event.kind) if is_asked_for("json") else to_line(event)
         level = logging.getLevelName(level_of(event).upper())
         log.log(level, "%s", message, extra={**of_round, **of_client, "event": fields})
-        report(event)
-
-    return log_and_report
+    report(event)

@@ -10,7 +10,7 @@ from pathlib import Path
 from pausefl.runtime.client.failures import telling_failures
 from pausefl.runtime.client.process import ClientPlatform, run_clients, spare_exchanges, takes_no_time
 from pausefl.runtime.evaluator.plan import Evaluated, EvaluatorPlan, InitialModel
-from pausefl.runtime.evaluator.rehearsal import rehearsed_evaluator
+from pausefl.runtime.evaluator.rehearsal import rehearsed_evaluator, told_in_one_line
 from pausefl.runtime.plan import RunPlan
 from pausefl.runtime.processes.resources import collect_seldom, keep_freed_memory
 from pausefl.runtime.server.process import play
@@ -94,10 +94,11 @@ class _LocalEvaluator:
     """`ModelEvaluator` in this process, made at once; an evaluation takes no virtual time."""
 
     def __init__(self, plan: EvaluatorPlan, say: Callable[[str], None]) -> None:
-        self._evaluator = rehearsed_evaluator(plan.on_own_device(), say)
+        self._evaluator, self._workload = rehearsed_evaluator(plan.on_own_device(), say), plan.workload
 
     async def initial(self) -> InitialModel:
         return self._evaluator.initial
 
     async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> Evaluated:
-        return self._evaluator.evaluate(theta, SPLITS, subset=subset)
+        with told_in_one_line(self._workload, "an evaluation"):
+            return self._evaluator.evaluate(theta, SPLITS, subset=subset)
