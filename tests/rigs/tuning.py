@@ -1,6 +1,14 @@
-"""A small search, and a fake measurement that fails at chosen settings and seeds."""
+"""A small search, and fake measurements: one fails at chosen settings and seeds, the other plays no run."""
 
-from pausefl_tune.measure import Figures, SettingRefused
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from pausefl.studies.campaign import Missing, Planned
+from pausefl.studies.playing import OneByOne
+from pausefl_tune import measure
+from pausefl_tune.measure import Figures, Measure, SettingRefused
 from pausefl_tune.plan import Point, TuningPlan
 
 SMALL = """
@@ -35,3 +43,16 @@ class FailingAt:
             "total_latency_s": 9.0 if alpha is None else alpha, "max_epsilon_spent": 4.0, "imbalance": 0.5,
             "final_accuracy": 0.7,
         }  # fmt: skip
+
+
+def measure_by_m(asked: TuningPlan, folder: Path, figures: Mapping[int, Figures], patch: pytest.MonkeyPatch) -> Measure:
+    """A measurement whose runs have the figures that are given for their m."""
+    found = dict[Path, Figures]()
+
+    def play(_: OneByOne, runs: Sequence[Planned], into: Path) -> Missing:
+        found.update({into / run.name: figures[run.experiment.selection.m] for run in runs})
+        return {}
+
+    patch.setattr(OneByOne, "play", play)
+    patch.setattr(measure, "figures_of_run", lambda run_dir, _: found[run_dir])
+    return Measure(asked, folder, OneByOne(lambda _: pytest.fail("shows nothing")))

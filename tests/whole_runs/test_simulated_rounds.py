@@ -5,7 +5,7 @@ import dataclasses
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from pausefl.experiment.server_records import policy_of, selected_policy
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.virtual.process import play_virtually
 from pausefl.studies import simulations
-from pausefl.studies.campaign import Missing, Planned
 from pausefl.studies.playing import OneByOne
 from pausefl.studies.simulation.engine import Setting, is_compiled, server_of, simulate
 from pausefl.studies.simulation.outputs import in_words, run_simulation, setting_of
@@ -31,12 +30,11 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.errors import PauseflError
 from pausefl_server.selection.policies.baselines import All
 from pausefl_server.selection.policies.pause import Pause
-from pausefl_tune import measure as measure_module
 from pausefl_tune import tune_experiment
-from pausefl_tune.measure import Figures, Measure
+from pausefl_tune.measure import Measure
 from pausefl_tune.plan import TuningPlan
 from rigs.federation import log_of
-from rigs.tuning import SMALL
+from rigs.tuning import SMALL, measure_by_m
 
 ROUNDS = 6
 # Each client takes the same time in every round, in runs and simulations, so only the ends of rounds are compared.
@@ -261,19 +259,10 @@ def test_rounds_that_are_searched_may_be_few(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", [None, 0.6])
 def test_runs_that_end_sooner_do_not_win(target: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They may win on latency to a target, which an early end does not shorten. m = 2 is the published setting."""
-    rounds, played = {1: 12.0, 2: 20.0, 3: 30.0}, dict[Path, int]()
-
-    def play(_: OneByOne, runs: Sequence[Planned], folder: Path) -> Missing:
-        played.update({folder / run.name: run.experiment.selection.m for run in runs})
-        return {}
-
-    def figures(run_dir: Path, target_accuracy: float | None) -> Figures:
-        return {"total_latency_s": 5.0, "latency_to_target_s": 4.0, "rounds": rounds[played[run_dir]]}
-
-    monkeypatch.setattr(OneByOne, "play", play)
-    monkeypatch.setattr(measure_module, "figures_of_run", figures)
+    times_s = {"total_latency_s": 5.0, "latency_to_target_s": 4.0}
+    figures = {m: {**times_s, "rounds": rounds} for m, rounds in {1: 12.0, 2: 20.0, 3: 30.0}.items()}
     asked = plan(source=TEN.replace('model = "synthetic"', 'model = "mlp"'), by="run", target_accuracy=target)
-    measure = Measure(asked, tmp_path, OneByOne(lambda _: pytest.fail("shows nothing")))
+    measure = measure_by_m(asked, tmp_path, figures, monkeypatch)
     assert [measure({"selection.m": m}, 1)["rounds"] for m in (2, 3)] == [20, 30]
     if target is None:
         with pytest.raises(PauseflError, match=r"ended after 12 of 30 rounds, .* plays 20: "):

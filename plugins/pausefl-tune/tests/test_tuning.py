@@ -5,7 +5,6 @@ import io
 import json
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,18 +16,15 @@ import pausefl
 from pausefl import Tuning
 from pausefl.cli import main
 from pausefl.experiment.experiment import parse_experiment
-from pausefl.studies.campaign import Missing, Planned
-from pausefl.studies.playing import OneByOne
 from pausefl_process.files import locked
 from pausefl_proto.errors import ConfigError, PauseflError
-from pausefl_tune import measure as measure_module
 from pausefl_tune import resume_tuning, tune_experiment
 from pausefl_tune.front import FrontPoint, compared
-from pausefl_tune.measure import CLOCK, REACHED, Figures, Measure, figures_of_run, simulated
+from pausefl_tune.measure import CLOCK, REACHED, Figures, figures_of_run, simulated
 from pausefl_tune.outputs import tables
 from pausefl_tune.plan import Point, TuningPlan
 from pausefl_tune.study import MeasureSetting, Say, SearchResult, TrialResult, dominates, tried
-from rigs.tuning import SEARCH, SMALL, FailingAt, plan
+from rigs.tuning import SEARCH, SMALL, FailingAt, measure_by_m, plan
 
 pytestmark = pytest.mark.usefixtures("quickly_written")
 
@@ -155,21 +151,10 @@ def test_a_search_that_another_process_plays_is_refused(tmp_path: Path) -> None:
 
 def test_short_rounds_that_teach_nothing_do_not_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """m = 2 is the published setting. A miss of the target costs twice the greater total: its own or m = 2's."""
-    totals_s, played = {1: 42.0, 2: 152.0, 3: 300.0}, dict[Path, int]()
-
-    def play(_: OneByOne, runs: Sequence[Planned], folder: Path) -> Missing:
-        played.update({folder / run.name: run.experiment.selection.m for run in runs})
-        return {}
-
-    def figures(run_dir: Path, target_accuracy: float | None) -> Figures:
-        m = played[run_dir]
-        return {"total_latency_s": totals_s[m], "latency_to_target_s": 100.0 if m == 2 else math.inf}
-
-    monkeypatch.setattr(OneByOne, "play", play)
-    monkeypatch.setattr(measure_module, "figures_of_run", figures)
+    times_s = {1: (42.0, math.inf), 2: (152.0, 100.0), 3: (300.0, math.inf)}
+    figures = {m: {"total_latency_s": total_s, "latency_to_target_s": to_s} for m, (total_s, to_s) in times_s.items()}
     learning = SMALL.replace('model = "synthetic"', 'model = "mlp"')
-    asked = plan(source=learning, by="run", target_accuracy=0.6)
-    measure = Measure(asked, tmp_path, OneByOne(lambda _: pytest.fail("shows nothing")))
+    measure = measure_by_m(plan(source=learning, by="run", target_accuracy=0.6), tmp_path, figures, monkeypatch)
     found = [measure({"selection.m": m}, 1)["latency_to_target_s"] for m in (1, 2, 3)]
     assert found == [2 * 152.0, 100.0, 2 * 300.0]
 
