@@ -13,8 +13,7 @@ from pausefl.cli import main
 from pausefl.experiment.experiment import load_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.torch_trainers import make_torch_trainers
-from pausefl_client.data.cache import cached_folder
-from pausefl_client.data.datasets import Dataset, Examples, load_dataset, split_note
+from pausefl_client.data.datasets import Dataset, Examples, load_dataset, prepare_dataset, split_note
 from pausefl_client.data.published import read_ag_news
 from pausefl_client.data.text import hashed_tokens
 from pausefl_client.training.models import build_model
@@ -94,9 +93,8 @@ def test_without_training_file_the_test_file_is_split_the_same_for_every_seed(
 
 def test_the_training_file_is_used_where_it_is(tmp_path: Path) -> None:
     write_articles(tmp_path / "data/ag-news/test.csv", 2000)
-    before = cached_folder("ag-news")
+    prepare_dataset("ag-news")
     write_articles(tmp_path / "data/ag-news/train.csv", 1000, first=2000)
-    assert cached_folder("ag-news") != before
     news = load_dataset("ag-news", examples=80, seed=1)
     assert [len(part) for part in (news.train, news.validation, news.test)] == [80, 100, 2000]
     assert news.test.labels[:5].tolist() == [0, 1, 2, 3, 0]

@@ -21,8 +21,7 @@ from pausefl_client.data.published import PUBLISHED, Published
 from pausefl_process.files import replaced
 from pausefl_proto.errors import ConfigError
 
-FILES = ("train_inputs", "train_labels", "test_inputs", "test_labels")
-"""The names of a data set's arrays in the cache. Each array is a file NAME.npy."""
+_ARRAYS = ("train_inputs", "train_labels", "test_inputs", "test_labels")
 PATIENCE_S = 5.0  # for an answer, and for each further piece of data
 
 # Errors of a broken connection or a wrong server, and of an archive that is cut short or damaged.
@@ -41,16 +40,14 @@ def missing_files(name: str) -> list[str]:
     return [file for file in PUBLISHED[name].sha256 if not (source / file).is_file()]
 
 
-def cached_folder(name: str) -> Path:
-    """The folder that caches a data set of `PUBLISHED`, made from its files, which are downloaded. Or ConfigError."""
+def published_arrays(name: str) -> dict[str, npt.NDArray[Any]]:
+    """The cached arrays of a data set of `PUBLISHED`, made from its files, which are downloaded. Or ConfigError."""
     published = PUBLISHED[name]
     source = data_folder() / published.folder
     if missing := missing_files(name):
         _download(name, published, source, missing)
-    folder = _cache_folder() / f"{name}-{_fingerprint(source, published)}"
-    if not folder.is_dir():
-        _write_cache(folder, dict(zip(FILES, published.read(source), strict=True)))
-    return folder
+    cached = f"{name}-{_fingerprint(source, published)}"
+    return cached_arrays(cached, lambda: dict(zip(_ARRAYS, published.read(source), strict=True)))
 
 
 def cached_arrays(name: str, read: Callable[[], Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:

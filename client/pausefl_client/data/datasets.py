@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from pausefl_client.data.cache import FILES, cached_folder, data_folder, missing_files
+from pausefl_client.data.cache import data_folder, missing_files, published_arrays
 from pausefl_client.data.published import AG_NEWS_TEST_EXAMPLES, PUBLISHED
 from pausefl_client.data.tasks import LearningTask
 from pausefl_process.global_generators import seeded_generators
@@ -159,7 +159,7 @@ def prepare_dataset(name: str) -> None:
     """Cache a published data set, once before many clients start; check other names. ConfigError as `load_dataset`."""
     DATASETS.check_name(name, _KEY)
     if name in PUBLISHED:
-        cached_folder(name)
+        published_arrays(name)
 
 
 def check_is_here(name: str) -> None:
@@ -190,8 +190,7 @@ def _load_digits(seed: int) -> Dataset:
 
 
 def _load_cached(name: str, seed: int) -> Dataset:  # noqa: ARG001  # the split is the same for every seed
-    folder = cached_folder(name)
-    arrays = {file: np.load(folder / f"{file}.npy", mmap_mode="r") for file in FILES}
+    arrays = published_arrays(name)
     train, test = (
         Examples(arrays[f"{split}_inputs"], arrays[f"{split}_labels"].astype(np.int64)) for split in ("train", "test")
     )
