@@ -82,10 +82,8 @@ def test_no_more_passes_than_burst_and_rate_allow(rate: float, burst: int, paylo
 
 
 def one(down: int | None = None, up: int | None = None) -> Link:
-    def bucket(rate: int | None) -> tuple[TokenBucket, ...]:
-        return (TokenBucket(rate, 1000),) if rate else ()
-
-    return Link(down=bucket(down), up=bucket(up), spin_s=0.0)
+    of_down, of_up = ((TokenBucket(rate, 1000),) if rate else () for rate in (down, up))
+    return Link(down=of_down, up=of_up, spin_s=0.0)
 
 
 def test_a_payload_alone_takes_its_size_over_the_rate_and_then_the_delay() -> None:

@@ -73,9 +73,7 @@ def broken(path: Path, target: str) -> str:
         return f"{target}: no such file"
     if not to.is_relative_to(ROOT):
         return f"{target}: leads out of the repository"
-    if anchor and to.suffix == ".md" and anchor not in anchors(to):
-        return f"{target}: no such heading"
-    return ""
+    return f"{target}: no such heading" if anchor and to.suffix == ".md" and anchor not in anchors(to) else ""
 
 
 @cache

@@ -96,16 +96,13 @@ def test_loopback_addresses_are_known_and_no_others(hosts: tuple[str, ...], know
 def test_whoever_is_being_answered_gets_the_rest_before_it_closes_and_frees_its_port() -> None:
     asked, closing = threading.Event(), threading.Event()
 
-    def slow(_: Mapping[str, str]) -> Response:
-        def chunks() -> Iterator[bytes]:
-            yield b"first "
-            asked.set()
-            closing.wait(10)
-            yield b"last"
+    def chunks() -> Iterator[bytes]:
+        yield b"first "
+        asked.set()
+        closing.wait(10)
+        yield b"last"
 
-        return Response("text/plain", chunks())
-
-    server = WebServer("127.0.0.1", 0, {"/": slow}, key="metrics.port")
+    server = WebServer("127.0.0.1", 0, {"/": lambda _: Response("text/plain", chunks())}, key="metrics.port")
     response = get(server, "/")
     assert asked.wait(10)
     closer = threading.Thread(target=server.close)
@@ -182,15 +179,12 @@ def test_an_answer_without_end_keeps_nobody_from_closing(monkeypatch: pytest.Mon
     monkeypatch.setattr("pausefl_process.http_server._TAKE_WITHIN_S", 0.2)
     begun, enough = threading.Event(), threading.Event()
 
-    def endless(_: Mapping[str, str]) -> Response:
-        def chunks() -> Iterator[bytes]:
-            while not enough.wait(0.01):
-                yield b"x"
-                begun.set()
+    def chunks() -> Iterator[bytes]:
+        while not enough.wait(0.01):
+            yield b"x"
+            begun.set()
 
-        return Response("text/plain", chunks())
-
-    server = WebServer("127.0.0.1", 0, {"/": endless}, key="metrics.port")
+    server = WebServer("127.0.0.1", 0, {"/": lambda _: Response("text/plain", chunks())}, key="metrics.port")
     response = get(server, "/")
     assert begun.wait(10)
     closed = closed_within(server, 10)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pausefl.runtime import composing
-from pausefl.runtime.client.failures import sparing_repeats
+from pausefl.runtime.client.failures import report_new
 from pausefl.runtime.forks import client_imports, forked_client, forked_run, spawned
 from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.plan import ProcessPlan, RunPlan
@@ -184,7 +184,7 @@ class Fleet:
 
     def _watch(self, events: "Connection[Any, Any]", report: Report) -> None:
         """Handle the server's events until it is done. Also handle client processes' ends and metrics addresses."""
-        report_failure = sparing_repeats(report)
+        report_failure = partial(report_new, report, set[str]())
         while True:
             due = [client for client in self._returning if client.starts_at_s <= time.monotonic()]
             self._returning = [client for client in self._returning if client not in due]

@@ -129,18 +129,24 @@ class Evaluator:
         return doubt
 
     def _doubt(self, trained: nn.Module, sample: Examples) -> str:
-        """A sentence if a client's trained model has another loss than its values in the evaluator's model, if any."""
-        losses, own = [], self._model
-        for self._model in (trained, own):
+        """A sentence if a client's trained model has another loss than its values in the evaluator's model, if any.
+
+        Or one if this model has another loss for the examples in reverse, although it draws nothing at random.
+        """
+        losses, own, batch = [], self._model, sample.take(slice(self._at_once))
+        for self._model, seed, step in ((trained, 0, 1), (own, 0, 1), (own, 1, 1), (own, 0, -1)):
             self._model.eval()
-            with self._random_layers.seeded(0):
-                losses.append(self._rate(sample)[1])
-        if self._local or math.isclose(*losses, rel_tol=1e-6):  # local statistics are estimated
-            return ""
-        return (
-            f"{self._model_key}: after one training step its loss is {losses[0]:.6g} at a client, and {losses[1]:.6g}"
-            " where it is evaluated: training changes attributes, or buffers with persistent=False, that do not travel"
-        )
+            with self._random_layers.seeded(seed):
+                losses.append(self._rate(batch.take(slice(None, None, step)))[1])
+        at_client, here, drawn, reverse = losses
+        if not (self._local or math.isclose(at_client, here, rel_tol=1e-6)):  # local statistics are estimated
+            changes = "training changes attributes, or buffers with persistent=False, that do not travel"
+            found = f"its loss after a training step is {at_client:.6g} at a client, {here:.6g} where it is evaluated"
+            return f"{self._model_key}: {found}: {changes}"
+        if math.isclose(here, drawn, rel_tol=1e-4) and not math.isclose(here, reverse, rel_tol=1e-4):
+            found = f"{len(batch)} examples have a loss of {here:.6g}, and of {reverse:.6g} in reverse order"
+            return f"{self._model_key}: {found}: outputs may not lie as targets do, such as (tokens, n) for (n, tokens)"
+        return ""
 
     def _check_trained(self, trainer: TorchTrainer, update: Vector) -> None:
         """ConfigError if a training step exchanged parameters, changed a constant, or gave no parameter a gradient."""
