@@ -218,23 +218,20 @@ class ClientSession:
                 reason = f"the job is under {asked!r}, this client agreed to {agreed!r}"
                 await self._refuse(stream, download.job, pb.STATUS_BUDGET_MISMATCH, reason)
                 continue
+            me, job = self._settings.client_id, download.job
             try:
-                me, job = self._settings.client_id, download.job
                 with self._host.monitor.watching(), self._host.expecting(me, job.round, job.model.digest):
                     await self._answer(stream, download)
             except Withdrawn:
                 if self._kept is not None and self._kept[0] == self._key_of(download.job):
                     self._kept = None  # nothing was released
                 await self._refuse(stream, download.job, pb.STATUS_WITHDRAWN, "")
-            except BudgetError as error:
-                reason = self._in_public(error, download.job.round)
-                await self._refuse(stream, download.job, pb.STATUS_BUDGET_EXHAUSTED, reason)
             except (DamageError, OSError):
                 raise  # the stream is of no use any more
             except OWN_CODE_ERRORS as error:
-                reason = self._in_public(error, download.job.round)
+                status = pb.STATUS_BUDGET_EXHAUSTED if isinstance(error, BudgetError) else pb.STATUS_FAILED
                 own_status = "not_finite" if isinstance(error, NotFiniteError) else ""
-                await self._refuse(stream, download.job, pb.STATUS_FAILED, reason, own_status)
+                await self._refuse(stream, job, status, self._in_public(error, job.round), own_status)
 
     async def _answer(self, stream: MessageStream, download: Download) -> None:
         """Answer one job: hold the model back, do the work, hold the update back, and send it."""

@@ -319,14 +319,16 @@ def test_a_torn_state_is_not_taken_for_a_whole_one(tmp_path: Path, whole: dict[i
     assert client.train(4) == whole[4]
 
 
-def test_states_that_cannot_be_read_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("place", ["client-000.states/{}", "client-000.state-0"])  # 0.1.0 had the latter
+def test_states_that_cannot_be_read_are_told(place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     client = Client(tmp_path)
     client.train(1)
     for path in tmp_path.glob("client-000.states/*"):
-        path.write_bytes(b"of another version" + path.read_bytes())
+        path.rename(tmp_path / place.format(path.name)).write_bytes(b'a digest {"run_id": "run", "round": 1}\nTensors')
     client.start()
     client.train(2)
-    assert "round 2: the trainer's state before it is gone; it starts fresh" in caplog.text
+    client.train(2, run_id="another")
+    assert caplog.text.count("round 2: the trainer's state before it is gone; it starts fresh") == 1
 
 
 def test_another_run_begins_with_a_fresh_optimizer_and_the_first_one_goes_on(
@@ -334,15 +336,13 @@ def test_another_run_begins_with_a_fresh_optimizer_and_the_first_one_goes_on(
 ) -> None:
     """This holds for living and restarted clients: ledgers of several runs may lie in one folder."""
     client = Client(tmp_path)
-    for is_restarted in (False, True):
+    for kind, restart in {"living": lambda: None, "restarted": client.start}.items():
         for round_ in (1, 2):
-            client.train(round_, run_id=f"before {is_restarted}")
-        if is_restarted:
-            client.start()
-        assert client.train(1, run_id=f"after {is_restarted}") == whole[1]
-        if is_restarted:
-            client.start()
-        assert client.train(4, run_id=f"before {is_restarted}") == whole[4]
+            client.train(round_, run_id=f"before, {kind}")
+        restart()
+        assert client.train(1, run_id=f"after, {kind}") == whole[1]
+        restart()
+        assert client.train(4, run_id=f"before, {kind}") == whole[4]
     client.start()
     client.train(1, run_id="the fifth")
     assert len({path.stem for path in tmp_path.glob("client-000.states/*")}) == 4

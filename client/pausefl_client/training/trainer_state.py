@@ -38,6 +38,7 @@ class TrainerStates:
         """The files lie in the folder PATH.states, which is made when the first non-empty state is saved."""
         self._trainer = trainer
         self._folder = path.with_name(f"{path.name}.states")
+        self._older = [path.with_name(f"{path.name}.state-{slot}") for slot in (0, 1)]  # those of 0.1.0, with their run
         self._run_id: str | None = None
         self._paths: list[Path] = []
         self._now = _Saved(0, 1, b"")  # the state that the trainer has now; the next one goes to the other slot
@@ -49,6 +50,7 @@ class TrainerStates:
         run = xxhash.xxh3_64_hexdigest(key.run_id.encode())
         paths = [self._folder / f"{run}.{slot}" for slot in (0, 1)]
         read = [_read(path, slot) for slot, path in enumerate(paths) if path.exists()]
+        read += [None for path in self._older if path.exists() and key.run_id.encode() in path.read_bytes()]
         whole = [saved for saved in read if saved]
         before = sorted((saved for saved in whole if saved.round < key.round), key=lambda saved: saved.round)
         if (None in read or any(saved.round > key.round for saved in whole)) and not before and key.round > 1:
