@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,7 +32,7 @@ from pausefl.runtime.evaluator.process import find_evaluator, serve_evaluator
 from pausefl_client.data.datasets import load_dataset
 from pausefl_client.training.model_vector import ModelVector
 from pausefl_client.training.models import build_model
-from pausefl_proto.errors import ConfigError, EvaluatorStuck
+from pausefl_proto.errors import ConfigError, EvaluatorLost, EvaluatorStuck
 from pausefl_proto.wire import Vector
 from pausefl_server.records import Split
 from pausefl_server.storage.store import Store
@@ -155,21 +155,22 @@ class Moving(nn.Linear):
 async def test_the_servers_own_evaluator_is_started_again(own_module: Callable[[str, str], Path]) -> None:
     own_module("moving", MOVING)
     said: list[str] = []  # by each process
-    plan = evaluator_plan(
-        parse_experiment(LEARNING, {"evaluation.answer_timeout_s": 20.0, "workload.model": "moving:Moving"})
-    )
-    async with asyncio.timeout(60), find_evaluator(plan, said.append) as evaluator:
+    changes = {"evaluation.answer_timeout_s": 20.0, "workload.model": "moving:Moving"}
+    plan = evaluator_plan(parse_experiment(LEARNING, changes))
+    async with asyncio.timeout(120), find_evaluator(plan, said.append) as evaluator:
         theta_0 = (await evaluator.initial()).theta_0
         assert os.environ.get("PYTHONHASHSEED") != "0"  # each evaluator has one order of sets, and a server its own
         before = await evaluator.evaluate(theta_0, subset=True, patient=False)
-        (process,) = multiprocessing.active_children()
-        process.kill()
-        process.join()
-        assert await evaluator.evaluate(theta_0, subset=True, patient=False) == before
+        for inputs, expected in (("- self.mean", nullcontext()), ("* 9.0", refused("another model", EvaluatorLost))):
+            own_module("moving", MOVING.replace("- self.mean", inputs))
+            (process,) = multiprocessing.active_children()
+            process.kill()
+            process.join()
+            with expected:
+                assert await evaluator.evaluate(theta_0, subset=True, patient=False) == before
     assert not multiprocessing.active_children()
-    assert [text.partition("training changes ")[2] for text in said] == [
-        "attributes, or buffers with persistent=False, that do not travel"
-    ] * 2
+    doubt = "attributes, or buffers with persistent=False, that do not travel"
+    assert [text.partition("training changes ")[2] for text in said] == [doubt] * 2
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,12 +103,8 @@ async def asking(
 ) -> AsyncIterator[RemoteEvaluator]:
     where = EvaluationTable(address=address, connect_timeout_s=patience_s, answer_timeout_s=answer_s)
     plan = replace(PLAN, seed=seed, evaluation=where, tls=tls)
-    remote = RemoteEvaluator(plan, Said() if said is None else said)
-    try:
-        async with asyncio.timeout(30):
-            yield remote
-    finally:
-        await remote.aclose()
+    async with aclosing(RemoteEvaluator(plan, Said() if said is None else said)) as remote, asyncio.timeout(30):
+        yield remote
 
 
 @pytest.mark.parametrize("size", [3, BIG])

@@ -66,7 +66,7 @@ class OwnEvaluator:
         self._plan = replace(plan, evaluation=here, tls=None)
         self._say = say
         self._process: SpawnProcess | None = None
-        self._remote: RemoteEvaluator | None = None
+        self._remote = RemoteEvaluator(self._plan, say)  # of each process in turn, which must evaluate as the first
 
     async def initial(self) -> InitialModel:
         """The model that a run begins with. PauseflError if the process cannot serve."""
@@ -95,18 +95,16 @@ class OwnEvaluator:
             raise
 
     async def aclose(self) -> None:
-        if self._remote is not None:
-            await self._remote.aclose()
+        await self._remote.aclose()
         if self._process is not None:
             self._process.kill()
             self._process.join()
-        self._remote = self._process = None
+        self._process, self._remote.address = None, ""
 
     async def _line(self) -> RemoteEvaluator:
-        if self._remote is None or self._process is None or not self._process.is_alive():
+        if not self._remote.address or self._process is None or not self._process.is_alive():
             await self.aclose()
-            there = self._plan.evaluation.model_copy(update={"address": f"127.0.0.1:{await self._start()}"})
-            self._remote = RemoteEvaluator(replace(self._plan, evaluation=there), self._say)
+            self._remote.address = f"127.0.0.1:{await self._start()}"
         return self._remote
 
     async def _start(self) -> int:

@@ -146,9 +146,9 @@ class RemoteEvaluator:
     """The server's end. It connects at the first call, and reconnects when it must."""
 
     def __init__(self, plan: EvaluatorPlan, say: Callable[[str], None]) -> None:
-        """`evaluation.address` must be set. `say` receives a message about a wait for the evaluator there."""
+        """`address` may be set later and change. `say` receives a message about a wait for the evaluator there."""
         self._plan = plan
-        self._address = plan.evaluation.address
+        self.address = plan.evaluation.address
         self._answer_s = plan.evaluation.answer_timeout_s
         self._subject = pb.Subject(protocol_version=PROTOCOL_VERSION, workload=plan.subject)
         self._say = say
@@ -169,7 +169,7 @@ class RemoteEvaluator:
         try:
             return await self._patiently(self._ask_initial, OSError)
         except OSError as error:
-            where = f'evaluation.address = "{self._address}"'
+            where = f'evaluation.address = "{self.address}"'
             raise EvaluatorLost(f"{where}: the evaluator there does not answer ({error})") from error
 
     async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> Evaluated:
@@ -181,7 +181,7 @@ class RemoteEvaluator:
         except EvaluatorLost:
             raise
         except (OSError, PauseflError) as error:
-            raise EvaluatorLost(f"the evaluator at {self._address} does not answer ({error})") from error
+            raise EvaluatorLost(f"the evaluator at {self.address} does not answer ({error})") from error
 
     async def _patiently(self, ask: _Ask[Answer], *passing: type[Exception]) -> Answer:
         """Ask, and ask again after `passing` errors, for `evaluation.connect_timeout_s` at most."""
@@ -193,7 +193,7 @@ class RemoteEvaluator:
                 if time.monotonic() > until_s:
                     raise
                 if until_s == math.inf:
-                    self._say(f"waiting up to {patience_s:g} s for the evaluator at {self._address}: {error}")
+                    self._say(f"waiting up to {patience_s:g} s for the evaluator at {self.address}: {error}")
                     until_s = time.monotonic() + patience_s
             await asyncio.sleep(_ASK_AGAIN_S)
 
@@ -201,7 +201,7 @@ class RemoteEvaluator:
         """Ask. If an earlier call's channel fails, ask once more over a new one, which reads the files for TLS anew."""
         is_new = self._channel is None
         if self._channel is None:
-            self._channel = open_channel(self._address, self._plan.tls, self._plan.dead_after_s, _OF_ANY_LENGTH)
+            self._channel = open_channel(self.address, self._plan.tls, self._plan.dead_after_s, _OF_ANY_LENGTH)
         try:
             return await ask(self._channel)
         except (OSError, ConfigError):
@@ -241,10 +241,10 @@ class RemoteEvaluator:
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             return OSError(f"it {said}")
         if error.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.PERMISSION_DENIED):
-            return ConfigError(f'evaluation.address = "{self._address}": the evaluator there {said}')
+            return ConfigError(f'evaluation.address = "{self.address}": the evaluator there {said}')
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return EvaluatorStuck(f"evaluation.answer_timeout_s = {self._answer_s:g}: the evaluator took longer")
-        return failure(error, self._address, self._plan.tls)
+        return failure(error, self.address, self._plan.tls)
 
 
 def _take_apart(header: pb.Initial | pb.Evaluate, theta: Vector) -> list[bytes]:
