@@ -97,9 +97,9 @@ def run(
     if resume and run_dir is None:
         raise ConfigError("resume = True: needs the run_dir of the run to go on with")
     if resume and experiment is None and run_dir is not None:
-        experiment = stored_experiment(path_of("run_dir", run_dir))
-    # A run that goes on was checked when it began, and an audit's policy, which notes all updates, judges none.
-    experiment = checked(experiment) if resume else _playable(experiment)
+        experiment = stored_experiment(path_of("run_dir", run_dir))  # it was checked when it began
+    else:
+        experiment = _playable(experiment)
     if rounds is not None:
         experiment = with_values(experiment, "experiment", rounds=count_of("rounds", rounds))
     if back_to is not None and not (resume and count_of("back_to", back_to, at_least=0) == back_to):

@@ -361,6 +361,7 @@ WRONG: dict[str, tuple[Callable[[pausefl.Experiment], object], str]] = {
     "no run": (lambda _: pausefl.open(None), r"^folder = None: must be a path$"),  # type: ignore[arg-type] # on purpose
     "no source": (lambda _: pausefl.fit_latency(None), r"^source = None: must be a path$"),  # type: ignore[arg-type] # on purpose
     "a replaced policy": (lambda e: pausefl.run(e.replace({"selection.policy": "fedat"})), "fedat.: goes with server"),
+    "one to go on": (lambda e: pausefl.run(e.replace({"selection.policy": "fedat"}), "r", resume=True), "fedat.: go"),
     "a simulated one": (lambda e: pausefl.simulate(e.replace({"selection.policy": "fedat"}), 3), "fedat.: goes with s"),
     "a preset": (lambda _: pausefl.run("demo"), r"^experiment = 'demo': must be an Experiment"),  # type: ignore[arg-type] # on purpose
     "an observer's name": (lambda e: pausefl.run(e, observers="mlflow"), r"^observers = 'mlflow': must be a list of"),  # type: ignore[arg-type] # on purpose

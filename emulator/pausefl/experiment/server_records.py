@@ -147,7 +147,7 @@ def check_policies(experiment: Experiment) -> None:
         policy.check_clients(experiment.client_ids, at_once)
     except ValueError as error:
         raise ConfigError(of_record(error, f"selection.{bare_or_quoted(selection.policy)}")) from error
-    if experiment.server.late == "buffer" and type(policy).inspect is not Policy.inspect:
+    if experiment.server.late == "buffer" and policy.judges:
         raise ConfigError(
             f'server.late = "buffer": {selection.policy} judges updates in their own round; must be "drop"'
         )
@@ -161,25 +161,18 @@ def check_policies(experiment: Experiment) -> None:
 def _check_asynchronous(experiment: Experiment, policy: Policy) -> None:
     """Raise ConfigError if an experiment's settings do not fit asynchronous steps."""
     steps, server, mode = experiment.asynchronous, experiment.server, 'server.mode = "asynchronous"'
+    places, buffer = f"asynchronous.concurrency = {steps.concurrency}", f"asynchronous.buffer = {steps.buffer}"
     if steps.buffer > steps.concurrency:
-        raise ConfigError(
-            f"asynchronous.buffer = {steps.buffer}: must be at most asynchronous.concurrency = {steps.concurrency}"
-        )
+        raise ConfigError(f"{buffer}: must be at most {places}")
     if steps.concurrency > experiment.clients.count:
-        raise ConfigError(
-            f"asynchronous.concurrency = {steps.concurrency}: must be at most clients.count ="
-            f" {experiment.clients.count}"
-        )
+        raise ConfigError(f"{places}: must be at most clients.count = {experiment.clients.count}")
     if isinstance(policy, FedAt) and steps.concurrency != policy.tiers * steps.buffer:
-        raise ConfigError(
-            f"asynchronous.concurrency = {steps.concurrency}: must be selection.fedat.tiers = {policy.tiers} times"
-            f" asynchronous.buffer = {steps.buffer}"
-        )
+        raise ConfigError(f"{places}: must be selection.fedat.tiers = {policy.tiers} times {buffer}")
     if steps.rule == "fedat" and experiment.aggregation.optimizer != ServerOptimizer():
         raise ConfigError('aggregation.optimizer: asynchronous.rule = "fedat" stands in its place; leave it out')
     if steps.staleness_max == 0 and steps.buffer > 1:
         raise ConfigError("asynchronous.staleness_max = 0: must be at least 1 unless asynchronous.buffer = 1")
-    if policy.needs_rounds or type(policy).inspect is not Policy.inspect:
+    if policy.needs_rounds or policy.judges:
         raise ConfigError(
             f'selection.policy = "{experiment.selection.policy}": chooses or judges rounds as a whole, which {mode}'
             ' does not have; take another policy, such as "random" or "pause"'

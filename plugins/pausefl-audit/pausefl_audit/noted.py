@@ -46,6 +46,7 @@ def _noting(name: str) -> type[Policy]:
         return Inspection([{**a, **b} for a, b in zip(own.statistics, seen, strict=True)], own.admitted)
 
     body: dict[str, Any] = {"__module__": __name__, "__doc__": policy.__doc__, "inspect": inspect}
+    body["judges"] = policy.inspect is not Policy.inspect  # not because it notes
     return dataclass(frozen=True)(type(name, (policy,), body))
 
 

@@ -15,7 +15,6 @@ from pausefl.experiment.server_records import check_policies, parameters_of, sel
 from pausefl.experiment.toml_source import bare_or_quoted, listed_values, parts_of_key, value_of_text
 from pausefl.results.reading import EPSILON_LABELS, latency_unit
 from pausefl_proto.errors import ConfigError
-from pausefl_server.selection.base import Policy
 from pausefl_server.selection.newcomers import NewcomerPolicy
 from pausefl_server.selection.policies.baselines import Ucb
 from pausefl_server.selection.policies.pause import Pause
@@ -86,7 +85,7 @@ class TuningPlan:
         target, real = f"--target-accuracy {self.target_accuracy}", f"--real-seeds {self.real_seeds}"
         has_target = self.target_accuracy is not None
         trains, by_run = self.by == "run" or self.real_seeds > 0, "--by run" if self.by == "run" else real
-        sees_updates = isinstance(policy, NewcomerPolicy) or type(policy).inspect is not Policy.inspect
+        sees_updates = isinstance(policy, NewcomerPolicy) or policy.judges
         problems = {
             f"--trials {self.trials}: must be at least 1": self.trials < 1,
             f"--seeds {self.seeds}: must be at least 1": self.seeds < 1,

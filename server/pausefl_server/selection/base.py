@@ -126,6 +126,11 @@ class Policy(Bounded, ABC):
         """Values that clients must disclose for this policy. A private run must list them all in privacy.disclose."""
         return frozenset({"loss"} if self.needs_loss else ())
 
+    @property
+    def judges(self) -> bool:
+        """True for policies that judge updates, by an `inspect` of their own."""
+        return type(self).inspect is not Policy.inspect
+
     def check_clients(self, client_ids: Sequence[str], at_once: int) -> None:
         """Raise ValueError if the parameters do not fit these clients, at most `at_once` of whom can be present."""
 
