@@ -164,7 +164,7 @@ async def serve(
             told, file = store.evaluations(), outputs.best_model
             best_so_far, missing = picked_up(told, due, file, models.theta, store.model_digest, observer.noticed)
         platform.goes_on(start.state.wall_clock_s)
-        telemetry.resumed(told, budgets_end(start.state, settings) if start.state.round else None)
+        telemetry.resumed(start.state, start.late_events, told, budgets_end(start.state, settings))
         for had_s in store.add_broken_off(0, {}):
             telemetry.broken_off(had_s)
         store_actor = StoreActor(store, checkpoint, settings.checkpoint_every)

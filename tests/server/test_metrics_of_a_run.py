@@ -69,8 +69,8 @@ def test_a_resumed_run_tells_at_once_what_its_log_knows(make_telemetry: MakeTele
     """Everything except current connections, refusals, and times."""
     gone_on, left_alone = make_telemetry(private(), SIZE), make_telemetry(private(), SIZE)
     evaluation = Evaluation("test", subset=True, n_examples=100, accuracy=0.75, loss=1.0)
-    replay(RunState.start(All(2), 1, tau_min_s=TAU_MIN_S), records(), gone_on.replayed)
-    gone_on.resumed([(3, evaluation)], budgets_end=40)
+    state = replay(RunState.start(All(2), 1, tau_min_s=TAU_MIN_S), records(), gone_on.replayed)
+    gone_on.resumed(state, (), [(3, evaluation)], 40)
     commit(left_alone)
     left_alone.evaluated(3, evaluation)
     assert samples_of(registry_of(gone_on)) == samples_of(registry_of(left_alone))
@@ -83,13 +83,14 @@ def test_a_models_time_is_that_of_its_commit_and_jobs_that_ends_broke_off_count(
     telemetry = make_telemetry(private(), SIZE)
     state = replay(RunState.start(All(2), 1, tau_min_s=TAU_MIN_S), records(), telemetry.replayed)
     total_s, at_work_s = state.total_latency_s, telemetry.now.clients.at_work_s
-    failed = replace(records()[1].failed_attempts[0], round=4)
+    failed, late = replace(records()[1].failed_attempts[0], round=4), LogEvent("late", "b")
     replay(state, (), telemetry.replayed, unfinished=[failed])
-    telemetry.resumed([(t, Evaluation("test", True, 100, 0.125, 2.0)) for t in (0, 3)], budgets_end=None)
+    telemetry.resumed(state, (late,), [(t, Evaluation("test", True, 100, 0.125, 2.0)) for t in (0, 3)], None)
     assert telemetry.now.accuracy["test"].points.tolist() == [[0, 0, 0, 0.125], [3, total_s, 21.0, 0.125]]
     telemetry.broken_off({"b": 1.5})
     state.broken_off_s = {"b": 0.5, "c": 0.25}
-    telemetry.finished(state, "all steps done", ())
+    telemetry.finished(state, "all steps done", (late,))  # told again
+    assert telemetry.now.events["late"] == 2 + 5 + 1 + 1, "of round 2, its failed attempts, that of round 4, and since"
     assert (telemetry.now.clients.at_work_s - at_work_s).tolist() == pytest.approx([0.125, 2.125, 0.375])
 
 
@@ -216,11 +217,12 @@ async def test_a_resumed_run_is_measured_before_anybody_is_back(tmp_path: Path) 
     missed = Miss("a", "timeout", 1.0, 2.0, at_work_s=500.0)
     with closing(Store(tmp_path / "run.db")) as store:
         store.save_failed_attempt(RoundRecord(4, 1, ("a",), round_latency_s=2.0, misses=(missed,), elapsed_s=77.0))
+        store.save_late_events(4, [LogEvent("late", "a")], is_end=True)
         store.add_broken_off(3, {"b": 1000.0})
     async with federation(tmp_path, All(2), rounds=5, metrics=MetricsSettings()) as run:
         samples = await asyncio.to_thread(samples_at, (await run.event("metrics"))["url"])
-    names = ("round", "round_trip_seconds_count", "failed_attempts_total", "elapsed_seconds")
-    assert [samples[f"pausefl_{name}"] for name in names] == [3, 6, 1, 77.0]
+    names = ("round", "round_trip_seconds_count", "failed_attempts_total", "elapsed_seconds", "late_updates_total")
+    assert [samples[f"pausefl_{name}"] for name in names] == [3, 6, 1, 77.0, 1]
     assert samples["pausefl_total_latency_seconds"] == pytest.approx(total_s + 2.0)
     assert samples["pausefl_at_work_seconds_total"] > 1500
 

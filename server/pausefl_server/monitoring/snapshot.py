@@ -129,9 +129,7 @@ class Clients:
     latency_s: FloatArray = _column(np.float64)
     ping_s: FloatArray = _column(np.float64)
 
-    def after_round(
-        self, table: ClientTable, observations: tuple[Observation, ...] = (), misses: tuple[Miss, ...] = ()
-    ) -> "Clients":
+    def after_round(self, table: ClientTable, observations: Sequence[Observation], misses: Sequence[Miss]) -> "Clients":
         """The columns after a round, whose record `table` already includes. The table only appends rows."""
         own = {name: grown(getattr(self, name), len(table), first) for name, first in _OWN.items()}
         of_table = {name: getattr(table, name).copy() for name in _OF_THE_TABLE}
@@ -195,6 +193,8 @@ class RunSnapshot:
     censored_rounds: int = 0
     events: Counter[str] = field(default_factory=Counter)
     """Kind -> number of events."""
+    ahead: Counter[str] = field(default_factory=Counter)
+    """Kind -> how many of these events the next round of a resumed run will tell of."""
     failed_attempts: int = 0
     """Attempts at rounds in which no client gave an update."""
     clamped: int = 0
@@ -218,7 +218,7 @@ class RunSnapshot:
 
     def after_round(self, record: RoundRecord, state: RunState, settings: ServerSettings) -> "RunSnapshot":
         """The snapshot after a committed round, which `state` already includes."""
-        now, exchanges = self._after(state, record.events, record), self.exchanges
+        now, exchanges = self._after(state, record), self.exchanges
         at = record.round, now.total_latency_s, now.elapsed_s
         if record.observations:
             times_s = [_exchange(o, total_delays=settings.total_delays) for o in record.observations]
@@ -240,11 +240,12 @@ class RunSnapshot:
 
     def after_failed_attempt(self, record: RoundRecord, state: RunState) -> "RunSnapshot":
         """The snapshot after an attempt that no client answered, which `state` already includes."""
-        return replace(self._after(state, record.events, record), failed_attempts=self.failed_attempts + 1)
+        return replace(self._after(state, record), failed_attempts=self.failed_attempts + 1)
 
     def after_end(self, events: Iterable[LogEvent], state: RunState, reason: str) -> "RunSnapshot":
         """The snapshot with the events after the last round, which `state` already includes."""
-        return replace(self._after(state, events), status=f"finished: {reason}")
+        after = self._after(state, RoundRecord(state.round, 0, (), events=tuple(events)))
+        return replace(after, status=f"finished: {reason}")
 
     def after_evaluation(self, round: int, evaluation: Evaluation) -> "RunSnapshot":
         """The snapshot with one more evaluation. The last may be of an older model: the best one is evaluated again."""
@@ -259,18 +260,18 @@ class RunSnapshot:
             evaluations = {**evaluations, split: (round, evaluation)}
         return replace(self, accuracy=accuracy, evaluations=evaluations)
 
-    def _after(self, state: RunState, events: Iterable[LogEvent], attempt: RoundRecord | None = None) -> "RunSnapshot":
-        observations, misses = (attempt.observations, attempt.misses) if attempt is not None else ((), ())
-        counted = self.events.copy()
-        for event in events:
+    def _after(self, state: RunState, attempt: RoundRecord) -> "RunSnapshot":
+        counted = self.events - self.ahead
+        for event in attempt.events:
             counted[event.kind] += event.count
         return replace(
             self,
             **{name: getattr(state, name) for name in _OF_THE_STATE},
-            clients=self.clients.after_round(state.table, observations, misses),
+            clients=self.clients.after_round(state.table, attempt.observations, attempt.misses),
             clamped=int(state.table.clamped.sum()),
             events=counted,
-            missed=self.missed + Counter(miss.kind for miss in misses),
+            ahead=Counter(),
+            missed=self.missed + Counter(miss.kind for miss in attempt.misses),
         )
 
 

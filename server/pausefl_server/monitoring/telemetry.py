@@ -58,11 +58,14 @@ class Telemetry(RunObserver):
         else:
             self.attempt_failed(record, state)
 
-    def resumed(self, evaluations: Iterable[tuple[int, Evaluation]], budgets_end: int | None) -> None:
-        """Add the evaluations of the log, by round, after all its rounds were replayed."""
-        for number, evaluation in evaluations:
+    def resumed(
+        self, state: RunState, events: Sequence[LogEvent], told: Iterable[tuple[int, Evaluation]], ends: int | None
+    ) -> None:
+        """Add what the log has beside its rounds, which were replayed: later events, and evaluations by round."""
+        for number, evaluation in told:
             self.evaluated(number, evaluation)
-        self.now = replace(self.now, status="waiting for clients", budgets_end=budgets_end)
+        now, before = self.now.after_end(events, state, ""), self.now.events
+        self.now = replace(now, status="waiting for clients", budgets_end=ends, ahead=now.events - before)
 
     def finished(self, state: RunState, reason: str, events: Sequence[LogEvent]) -> None:
         self.now = self.now.after_end(events, state, reason)

@@ -42,13 +42,13 @@ def too_few_left(state: RunState, m: int, retiring: int = 0, to_come: int = 0) -
 
 
 def budgets_end(state: RunState, settings: ServerSettings) -> int | None:
-    """The round after which fewer than m clients will have budget left (see `rounds_left`); None without a floor."""
+    """The round after which fewer than m clients have budget left (`rounds_left`); None without a floor or rounds."""
     limit = settings.budget.participations if settings.budget else None
-    if limit is None:
+    if limit is None or not state.round:
         return None
     active, m = state.policy.counted(state.table) & ~state.table.retired, settings.updates_needed(state.policy.m)
     left, chosen = limit - state.table.released[active], state.table.chosen[active]
-    answers = m if settings.is_asynchronous else float(chosen.sum()) / max(state.round, 1) - settings.spare
+    answers = m if settings.is_asynchronous else float(chosen.sum()) / state.round - settings.spare
     return state.round + rounds_left(left, chosen, m, answers)
 
 
