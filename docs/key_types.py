@@ -10,7 +10,8 @@ from pydantic import TypeAdapter
 from pausefl.experiment.delay_laws.base import Delay
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.kinds import Kinds
-from pausefl.experiment.validation import fields_of, table_in
+from pausefl.experiment.reference import keys_of
+from pausefl.experiment.validation import table_in
 
 _COUNTED = {
     "rounds": (
@@ -51,18 +52,18 @@ class Table:
 
 def tables() -> Iterator[Table]:
     """Yields every table of an experiment, parents first."""
-    for name, record in fields_of(Experiment).items():
-        yield from _with_subtables(name, record, is_list=False)
+    for key in keys_of(Experiment):
+        yield from _with_subtables(key.name, key.annotation, is_list=False)
 
 
 def _with_subtables(path: str, record: type[Any], *, is_list: bool) -> Iterator[Table]:
     yield Table(f"[[{path}]]" if is_list else f"[{path}]", record)
-    for name, annotation in fields_of(record).items():
-        inner = table_in(annotation)
+    for key in keys_of(record):
+        inner = table_in(key.annotation)
         if inner is not None:
-            is_named = get_origin(annotation) is dict
-            is_inner_list = get_origin(annotation) is tuple
-            yield from _with_subtables(f"{path}.{name}{'.NAME' if is_named else ''}", inner, is_list=is_inner_list)
+            is_named = get_origin(key.annotation) is dict
+            is_inner_list = get_origin(key.annotation) is tuple
+            yield from _with_subtables(f"{path}.{key.name}{'.NAME' if is_named else ''}", inner, is_list=is_inner_list)
 
 
 def unit_of(key: str) -> str:

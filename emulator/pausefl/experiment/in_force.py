@@ -20,7 +20,7 @@ from pausefl.experiment.reference import keys_of, sentence_of
 from pausefl.experiment.server_records import parameters_of, selected_policy
 from pausefl.experiment.tables import AsynchronousTable, ClientGroup
 from pausefl.experiment.toml_source import bare_or_quoted
-from pausefl.experiment.validation import fields_of, table_in
+from pausefl.experiment.validation import table_in
 from pausefl_server.model.aggregation import RULES, Aggregation
 from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, ServerOptimizer
 from pausefl_server.selection import Policy
@@ -99,7 +99,7 @@ def listing(experiment: Experiment) -> str:
     """
     document, selection, lines = in_force(experiment), experiment.selection, list[str]()
     for name, field in Experiment.model_fields.items():
-        keys = fields_of(type(getattr(experiment, name)))
+        keys = [key.name for key in keys_of(type(getattr(experiment, name)))]
         lines += _table(f"[{name}]", {key: document[name][key] for key in keys}, field.annotation)
         if name == "selection":
             for policy in dict.fromkeys([selection.policy, *(selection.__pydantic_extra__ or {})]):

@@ -5,11 +5,12 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from dataclasses import is_dataclass
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from pausefl.experiment.reference import keys_of
 from pausefl_process.plugins import where_raised, with_place
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.excerpts import excerpt
@@ -94,16 +95,8 @@ def _allowed(mistake: "ErrorDetails") -> str:
 
 def _keys_of(model: type[Any], path: Sequence[str]) -> list[str]:
     for part in path:  # some are an index into a list of tables, or a table that users name
-        model = table_in(fields_of(model).get(part)) or model
-    return sorted(fields_of(model))
-
-
-def fields_of(record: type[Any]) -> Mapping[str, Any]:
-    """The annotations of a table's keys, by name."""
-    if issubclass(record, BaseModel):
-        return {name: field.annotation for name, field in record.model_fields.items()}
-    hints = get_type_hints(record)
-    return {field.name: hints[field.name] for field in fields(record)}
+        model = next((table_in(key.annotation) for key in keys_of(model) if key.name == part), None) or model
+    return sorted(key.name for key in keys_of(model))
 
 
 def is_table(record: object) -> bool:
