@@ -195,13 +195,6 @@ def test_a_log_with_other_tables_has_another_schema_version(tmp_path: Path) -> N
     assert (SCHEMA_VERSION, layout(tmp_path / "run.db")) == (7, "a158c0c8eeb28fcc")
 
 
-@pytest.mark.parametrize("content", [b"no database at all", b"\0" * 5000])
-def test_a_file_that_is_no_log_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "run.db").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"run\.db"):
-        Store(tmp_path / "run.db")
-
-
 def test_a_file_left_empty_by_a_crash_is_begun_afresh(tmp_path: Path) -> None:
     (tmp_path / "run.db").touch()
     with closing(Store(tmp_path / "run.db")) as store:

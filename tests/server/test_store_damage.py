@@ -144,9 +144,11 @@ def test_a_new_evaluation_neither_reads_nor_seals_those_of_other_rounds(path: Pa
     assert "evaluations 2 is not what was written" in refusal(path)
 
 
-def test_half_a_log_is_refused(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    assert "cannot be used as a run's log" in refusal(path)
+@pytest.mark.parametrize("content", [b"", b"no database at all", b"\0" * 5000])
+def test_half_a_log_or_another_file_is_refused(path: Path, content: bytes) -> None:
+    file = path.with_name("other.db") if content else path
+    file.write_bytes(content or path.read_bytes()[: path.stat().st_size // 2])
+    assert "cannot be used as a run's log" in refusal(file)
 
 
 def test_a_log_whose_writer_was_killed_is_whole(killed: Path) -> None:
