@@ -69,7 +69,7 @@ class Unreduced(Classification):
     def loss(self, outputs, targets):
         return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
-logits_of = lambda outputs: outputs[1] if type(outputs) is tuple else outputs
+logits_of = lambda outputs: outputs[1] if type(outputs) is tuple else outputs if outputs.shape[1] == 3 else outputs.T
 
 class Rare:
     "Rare labels, several for each example; a logit of 0 predicts one. The model may return a tuple."
@@ -87,6 +87,8 @@ class Twice(nn.Linear):
 
     def forward(self, inputs):
         return inputs, super().forward(inputs)
+class Turned(Twice):
+    forward = lambda self, inputs: nn.Linear.forward(self, inputs).T
 class Rolled(Twice):
     forward = lambda self, inputs: nn.Linear.forward(self, inputs.roll(1, 0))
 
@@ -313,7 +315,7 @@ def test_a_sound_experiment_passes(here: Path) -> None:
     try_out(parse_experiment(""), pytest.fail)
     for own in ("inverse", "counts"):
         try_out(parse_experiment("", [f"workload.dataset=tried_out:{own}", "workload.learning_rate=1e-3"]), pytest.fail)
-    for model in ("mlp", "tried_out:Twice"):
+    for model in ("mlp", "tried_out:Twice", "tried_out:Turned"):
         try_out(parse_experiment("", ["workload.dataset=tried_out:rare", f"workload.model={model}"]), pytest.fail)
     try_out(parse_experiment("", ["workload.model=synthetic", "workload.dataset=mnist"]), pytest.fail)  # without data
     assert [path.name for path in here.iterdir() if path.suffix != ".py"] in ([], ["__pycache__"])

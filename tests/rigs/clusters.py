@@ -69,13 +69,8 @@ class Cluster:
 
 def processes_of(job: str) -> list[psutil.Process]:
     """All processes of a Slurm job, also those whose parent has changed."""
-
-    def is_its(one: psutil.Process) -> bool:
-        with suppress(psutil.Error):
-            return bool(one.environ().get("SLURM_JOB_ID") == job)
-        return False
-
-    return [one for one in psutil.process_iter() if is_its(one)]
+    every = psutil.process_iter(["environ"])  # None where it may not be read
+    return [one for one in every if (one.info["environ"] or {}).get("SLURM_JOB_ID") == job]
 
 
 def run_of(processes: Sequence[psutil.Process]) -> str | None:
