@@ -54,20 +54,16 @@ class Nowhere(nn.Module):
         return self.linear(inputs.flatten(1)) * float("nan")
 
 class Nothing(Nowhere):
-    def forward(self, inputs):
-        pass
+    forward = lambda self, inputs: None
 
 class Unrated(Classification):
-    def score(self, outputs, targets):
-        pass
+    score = lambda self, outputs, targets: None
 
 class Averaged(Classification):
-    def score(self, outputs, targets):
-        return super().score(outputs, targets).mean()
+    score = lambda self, outputs, targets: Classification.score(self, outputs, targets).mean()
 
 class Unreduced(Classification):
-    def loss(self, outputs, targets):
-        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+    loss = lambda self, outputs, targets: nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 logits_of = lambda outputs: outputs[1] if type(outputs) is tuple else outputs if outputs.shape[1] == 3 else outputs.T
 
@@ -108,8 +104,7 @@ class LaterNaN(NaN):
     sound = 8  # before any training
 
 class Wrong(Classification):
-    def score(self, outputs, targets):
-        return 1 - super().score(outputs, targets)
+    score = lambda self, outputs, targets: 1 - Classification.score(self, outputs, targets)
 
 class Error(Regression):
     metric = "MAE"
@@ -138,8 +133,7 @@ class Weary(Classification):
     loss = lambda self, outputs, targets: Classification.loss(self, outputs, targets) if len(targets) < 50 else 1 / 0
 
 class Inverse(Regression):
-    def score(self, outputs, targets):
-        return 1 / (1 + (outputs.reshape(targets.shape) - targets).abs())
+    score = lambda self, outputs, targets: 1 / (1 + (outputs.reshape(targets.shape) - targets).abs())
 
 def data(task, classes=2, inputs=1.0):
     "A hundred examples of a task, whose labels are numbers where there is one class."

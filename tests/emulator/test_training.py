@@ -13,6 +13,7 @@ from torch.nn import functional
 from pausefl.bench.images import random_images
 from pausefl.experiment.population.behaviours import Behaviour, BehaviourChain, StaleModel
 from pausefl_client.data.datasets import Examples, load_dataset
+from pausefl_client.data.holdings import Holding
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.training import torch_trainer
 from pausefl_client.training.method import TrainingMethod
@@ -346,6 +347,10 @@ def test_another_run_begins_with_a_fresh_optimizer_and_the_first_one_goes_on(
     client.start()
     client.train(1, run_id="the fifth")
     assert len({path.stem for path in tmp_path.glob("client-000.states/*")}) == 4
+    client.start()
+    vars(client._trainer)["holding"] = Holding("of data that were changed", "")
+    with pytest.raises(PauseflError, match="its examples are others than in earlier rounds of this run; bring those"):
+        client.train(2, run_id="the fifth")
 
 
 @pytest.mark.parametrize(("round_", "is_said"), [(3, True), (1, False)])

@@ -21,10 +21,8 @@ def gathered_bytes(device: torch.device) -> int:
 def on_device(array: npt.NDArray[Value], device: torch.device) -> torch.Tensor:
     """A new tensor on the device with the present values of `array`, which may be read-only."""
     copied = torch.from_numpy(array.copy())  # torch warns about read-only memory
-    if device.type != "cuda":
-        return copied.to(device)
     # torch keeps the page-locked memory until the copy is done, and reuses it for the next copy.
-    return copied.pin_memory().to(device, non_blocking=True)
+    return copied.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else copied.to(device)
 
 
 def off_device(*tensors: torch.Tensor) -> tuple[npt.NDArray[Any], ...]:

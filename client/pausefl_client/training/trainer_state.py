@@ -9,6 +9,7 @@ import xxhash
 
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.training.trainer import Trainer
+from pausefl_proto.errors import PauseflError
 
 log = logging.getLogger("pausefl.client")
 
@@ -19,11 +20,12 @@ _RUNS_KEPT = 4
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """A trainer's state after a round, and the number of the file (slot) that holds it."""
+    """A trainer's state after a round, the number of the file (slot) that holds it, and the digest of the examples."""
 
     round: int
     slot: int
     state: bytes
+    examples: str = ""
 
 
 class TrainerStates:
@@ -44,7 +46,7 @@ class TrainerStates:
         self._now = _Saved(0, 1, b"")  # the state that the trainer has now; the next one goes to the other slot
 
     def recall(self, key: ReleaseKey) -> None:
-        """Put the trainer into its state before the round of `key`: its present one, a saved one, or a fresh one."""
+        """Restore the trainer's state before `key`'s round: now, saved or fresh. PauseflError for other examples."""
         if self._run_id == key.run_id and self._now.round < key.round:
             return
         run = xxhash.xxh3_64_hexdigest(key.run_id.encode())
@@ -52,6 +54,8 @@ class TrainerStates:
         read = [_read(path, slot) for slot, path in enumerate(paths) if path.exists()]
         read += [None for path in self._older if path.exists() and key.run_id.encode() in path.read_bytes()]
         whole = [saved for saved in read if saved]
+        if any(saved.examples != self._trainer.holding.examples for saved in whole):
+            raise PauseflError("its examples are others than in earlier rounds of this run; bring those back")
         before = sorted((saved for saved in whole if saved.round < key.round), key=lambda saved: saved.round)
         if (None in read or any(saved.round > key.round for saved in whole)) and not before and key.round > 1:
             # A state from rounds taken back would not fit the server's state (SCAFFOLD: c_i would not fit c). One that
@@ -79,7 +83,7 @@ class TrainerStates:
         """
         state, slot = self._trainer.state(), 1 - self._now.slot
         if state or any(path.exists() for path in self._paths):  # otherwise the next start would find an older state
-            header = b"%d\n" % key.round
+            header = f"{key.round} {self._trainer.holding.examples}\n".encode()
             seal = xxhash.xxh3_128(header)
             seal.update(state)
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -108,5 +112,6 @@ def _read(path: Path, slot: int) -> _Saved | None:
     seal, content = data[:_SEAL_BYTES], data[_SEAL_BYTES:]
     if xxhash.xxh3_128_digest(content) != seal:
         return None
-    number, _, state = content.partition(b"\n")
-    return _Saved(int(number), slot, state)
+    header, _, state = content.partition(b"\n")
+    number, _, examples = header.decode().partition(" ")
+    return _Saved(int(number), slot, state, examples)
