@@ -18,10 +18,11 @@ from pausefl.experiment.population.behaviours import GaussianUpdate
 from pausefl.experiment.server_records import optimizer_of
 from pausefl_client.data.datasets import Examples
 from pausefl_client.training.method import TrainingMethod
+from pausefl_client.training.methods.features import with_features
 from pausefl_client.training.methods.fedbn import FedBN
 from pausefl_client.training.methods.feddyn import FedDyn
 from pausefl_client.training.methods.gofl import Gofl
-from pausefl_client.training.methods.moon import Moon, _with_features, contrast
+from pausefl_client.training.methods.moon import Moon, contrast
 from pausefl_client.training.methods.scaffold import Scaffold
 from pausefl_client.training.model_vector import ModelVector
 from pausefl_client.training.tasks import Regression
@@ -214,7 +215,8 @@ class Backwards(nn.Sequential):
 
 def test_features_are_the_inputs_of_the_linear_layer_that_is_called_last() -> None:
     model, x = Backwards(nn.Linear(2, 1), nn.Linear(3, 2), nn.Linear(7, 7)), torch.randn(5, 3)
-    outputs, features = _with_features(model, x)
+    outputs, features, head = with_features(model, x, "moon")
+    assert head is model[0]
     assert torch.equal(features, model[1](x))
     assert torch.equal(outputs, model(x))
 
@@ -267,6 +269,7 @@ training = {training}
         ('{ kind = "feddyn", alpha = 0.1 }', {"policy": "all", "optimizer": "feddyn"}),
         ('"fedbn"', {"model": "fedts_fashion"}),
         ('{ kind = "moon", mu = 1.0 }', {"policy": "pns"}),
+        ('"pausefl_reproduce.fedgen:FedGen"', {"policy": "all"}),
         ('"gofl"', {}),
     ],
 )

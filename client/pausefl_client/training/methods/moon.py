@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,6 +12,7 @@ from torch.nn import functional
 from pausefl_client.data.tasks import LearningTask
 from pausefl_client.registries import TRAINING_DEFAULTS
 from pausefl_client.training.method import Batch, RememberingMethod, copies
+from pausefl_client.training.methods.features import with_features
 from pausefl_client.training.model_vector import running_statistics, trained_parameters
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.number_types import Bounded, NonNegative, Positive
@@ -58,8 +58,8 @@ class Moon(Bounded, RememberingMethod):
         # First, so that hooks that keep features leave those of the model itself to the task.
         with torch.no_grad():
             # detached, as a model may take gradients in evaluation
-            others = [_with_features(reference, batch.inputs)[1].detach() for reference in self._references]
-        outputs, features = _with_features(model, batch.inputs)
+            others = [with_features(each, batch.inputs, "moon")[1].detach() for each in self._references]
+        outputs, features, _ = with_features(model, batch.inputs, "moon")
         loss = task.loss(outputs, batch.targets)
         if not others:
             return loss
@@ -86,23 +86,3 @@ def contrast(z: torch.Tensor, towards: torch.Tensor, away: torch.Tensor, tempera
     """ℓ of three (n, f) features, the mean over their n rows (eq. (3))."""
     near, far = (functional.cosine_similarity(z, other) / temperature for other in (towards, away))
     return functional.softplus(far - near).mean()
-
-
-def _with_features(model: nn.Module, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The model's outputs for n inputs, and the inputs of the linear layer that it calls last, (n, f)."""
-    taken: list[torch.Tensor] = []
-
-    def take(_: nn.Module, arguments: tuple[torch.Tensor, ...], named: dict[str, torch.Tensor]) -> None:
-        taken[:] = [*arguments, *named.values()][:1]
-
-    with ExitStack() as hooks:
-        for layer in model.modules():
-            if isinstance(layer, nn.Linear):
-                hooks.enter_context(layer.register_forward_pre_hook(take, with_kwargs=True))
-        outputs = model(inputs.clone())  # a model may change its inputs
-    if not taken:
-        raise ConfigError(
-            'workload.training = "moon": workload.model has no linear layer whose inputs were its features, or'
-            " torch.jit or torch.compile hides it"
-        )
-    return outputs, taken[0].flatten(1)
