@@ -151,7 +151,7 @@ def test_grpc_is_known_by_how_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", noted)
     run(open_channel())
-    assert [getattr(callback, "__qualname__", "") for callback in spared] == ["_once_for_all.<locals>.handle"]
+    assert [getattr(callback, "__qualname__", "") for callback in spared] == ["_take_all"]
 
 
 PLAYED = """

@@ -55,8 +55,9 @@ def noise_for(plan: PrivacyPlan, training: TrainingPlan, client_id: str, key: Re
     """
     if plan.noise == "reproducible":
         return NumpyLaplace(generator(training.seed, "noise", client_id, key.round, key.attempt))
-    is_exact = plan.noise == "opendp"
-    return ExactLaplace() if is_exact else _device_noise(training.workload) or NumpyLaplace(entropy_rng())
+    if plan.noise == "opendp":
+        return ExactLaplace()
+    return _device_noise(training.workload) or NumpyLaplace(entropy_rng())
 
 
 def _open(
