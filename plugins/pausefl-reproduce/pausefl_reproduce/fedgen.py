@@ -64,15 +64,15 @@ class FedGen(Bounded, RememberingMethod):
             layers = nn.Linear(_NOISE + classes, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, head.in_features)
         generator = nn.Sequential(*layers).to(head.weight)
         generator.load_state_dict(self.remembered or generator.state_dict())
-        optimizer = torch.optim.SGD(generator.parameters(), self.learning_rate)
         draws = torch.Generator().manual_seed(stable_hash(self._round, "fedgen", "w"))
         for _ in range(self.steps):
             labels = torch.randint(classes, (_BATCH,), generator=draws).to(head.weight.device)
             noise = torch.randn(_BATCH, _NOISE, generator=draws).to(head.weight)
-            optimizer.zero_grad()
             loss = functional.cross_entropy(head(generated(generator, labels, classes, noise)), labels)
-            loss.backward(inputs=[*generator.parameters()])  # type: ignore[no-untyped-call]  # torch's own
-            optimizer.step()
+            gradients = torch.autograd.grad(loss, [*generator.parameters()])
+            # not by an optimizer of torch, which stays in memory until a garbage collection
+            for parameter, gradient in zip(generator.parameters(), gradients, strict=True):
+                parameter.data.add_(gradient, alpha=-self.learning_rate)
         return generator.requires_grad_(False)
 
 
