@@ -214,18 +214,18 @@ class ClientSession:
     async def _answer_jobs(self, stream: MessageStream, jobs: asyncio.Queue[Download]) -> None:
         while True:
             download = await jobs.get()
-            if (asked := download.job.schedule) != (agreed := self._settings.schedule):
-                reason = f"the job is under {asked!r}, this client agreed to {agreed!r}"
-                await self._refuse(stream, download.job, pb.STATUS_BUDGET_MISMATCH, reason)
-                continue
             me, job = self._settings.client_id, download.job
+            if (asked := job.schedule) != (agreed := self._settings.schedule):
+                reason = f"the job is under {asked!r}, this client agreed to {agreed!r}"
+                await self._refuse(stream, job, pb.STATUS_BUDGET_MISMATCH, reason)
+                continue
             try:
                 with self._host.monitor.watching(), self._host.expecting(me, job.round, job.model.digest):
                     await self._answer(stream, download)
             except Withdrawn:
-                if self._kept is not None and self._kept[0] == self._key_of(download.job):
+                if self._kept is not None and self._kept[0] == self._key_of(job):
                     self._kept = None  # nothing was released
-                await self._refuse(stream, download.job, pb.STATUS_WITHDRAWN, "")
+                await self._refuse(stream, job, pb.STATUS_WITHDRAWN, "")
             except (DamageError, OSError):
                 raise  # the stream is of no use any more
             except OWN_CODE_ERRORS as error:

@@ -129,8 +129,9 @@ class ModelStack:
 
     def classify(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
         """Set the gradients of learning perceptrons, and return the cross-entropy of each. None of other models."""
-        of = self._perceptron
-        return None if of is None else differentiate(of, *self._in_place, inputs, targets)
+        if self._perceptron is None:
+            return None
+        return differentiate(self._perceptron, *self._in_place, inputs, targets)
 
     def outputs(self, inputs: torch.Tensor) -> torch.Tensor:
         """The outputs of the learning models for (k, n, *shape) inputs."""

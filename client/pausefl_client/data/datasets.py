@@ -149,8 +149,10 @@ def load_dataset(name: str, *, examples: int | None = None, seed: int) -> Datase
 
 
 def sampled(examples: Examples, n: int, rng: np.random.Generator) -> Examples:
-    """`n` random examples in their order, since files are read in order; all of them if there are no more."""
-    return examples if n >= len(examples) else examples.take(np.sort(rng.choice(len(examples), n, replace=False)))
+    """`n` random examples in their order; all of them if there are no more."""
+    if n >= len(examples):
+        return examples
+    return examples.take(np.sort(rng.choice(len(examples), n, replace=False)))  # files are read in order
 
 
 def prepare_dataset(name: str) -> None:

@@ -188,7 +188,9 @@ class TorchTrainer:
             optimizer["state"] = {_ALL: self._remembered}
         described = self._described(optimizer)
         is_fresh = optimizer.get("state") == {} if described is None else described == self._fresh_optimizer
-        return b"" if is_fresh and not any(of_client.values()) else self._state_writer.written(optimizer, of_client)
+        if is_fresh and not any(of_client.values()):
+            return b""
+        return self._state_writer.written(optimizer, of_client)
 
     def restore(self, state: bytes) -> None:
         """Replace all states by saved ones. Empty bytes reset them to their start."""

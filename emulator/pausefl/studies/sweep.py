@@ -152,5 +152,6 @@ def _name(point: Mapping[str, Any], grid: Grid, seed: int) -> str:
     parts = [f"{key.rpartition('.')[2]}={point[key]}" for key, values in grid.items() if len(values) > 1]
     text = "-".join([*parts, f"seed{seed}"])
     name = re.sub(r"[^A-Za-z0-9_.=+-]+", "-", text)
-    digest = sha256(text.encode()).hexdigest()[:12]
-    return name if len(name) <= _LONGEST_NAME else f"{name[:_KEPT]}-{digest}-seed{seed}"
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:_KEPT]}-{sha256(text.encode()).hexdigest()[:12]}-seed{seed}"

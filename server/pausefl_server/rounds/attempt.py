@@ -17,7 +17,9 @@ def attempt_end(came_s: FloatArray, needed: int, deadline_s: float) -> tuple[flo
     answer that is needed, or at the deadline.
     """
     end_s = float(np.sort(came_s)[needed - 1])
-    return (end_s, came_s <= end_s, "unneeded") if end_s < deadline_s else (deadline_s, came_s < deadline_s, "timeout")
+    if end_s < deadline_s:
+        return end_s, came_s <= end_s, "unneeded"
+    return deadline_s, came_s < deadline_s, "timeout"
 
 
 def attempt_record(
