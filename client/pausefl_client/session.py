@@ -135,6 +135,7 @@ class ClientSession:
             manifest=self._trainer.manifest.to_message(),
             agreement=self._settings.agreement,
             run_id=self._settings.run_id,
+            own_code=self._settings.own_code,
         )
         if ledger is not None:
             spent, schedule = ledger.spent, self._settings.schedule

@@ -25,6 +25,8 @@ class ClientSettings:
     """The privacy schedule that the client agreed to (`release.schedule_key`). Empty in a run without privacy."""
     agreement: Mapping[str, str] = field(default_factory=dict)
     """Settings that must be equal at the server and this client: key of the experiment -> value as JSON."""
+    own_code: str = ""
+    """The user's own modules that the client's part needs, with digests of their source: "module digest; ..."."""
     discloses_loss: bool = False
     """Whether results carry the training loss, without noise."""
     statistics: Mapping[str, float] = field(default_factory=dict)

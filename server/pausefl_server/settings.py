@@ -134,6 +134,8 @@ class ServerSettings(RoundSettings):
     """How updates are encoded on the wire."""
     agreement: Mapping[str, str] | None
     """Values that a client's experiment must share: key of the experiment -> value as JSON; None: none is compared."""
+    own_code: str = ""
+    """The user's own modules that clients need, with digests of their source: "module digest; ..."."""
     clock: str = "real"
     """The clock of the run's times, "real" or "virtual"."""
     farewell: str = ""

@@ -25,8 +25,9 @@ from pausefl_proto.errors import ConfigError, PauseflError, first_error
 def server(options: argparse.Namespace) -> None:
     """Serve an experiment to clients that connect."""
     from pausefl.runtime.observers import Observed, load_observers
+    from pausefl.runtime.own_code import own_code
     from pausefl.runtime.plan import plan_of
-    from pausefl.runtime.provenance import is_served, note_start, note_unserved, own_code
+    from pausefl.runtime.provenance import is_served, note_start, note_unserved
     from pausefl.runtime.run_dir import made_run_dir, new_run_dir, refuse_clients_elsewhere, resume_command
     from pausefl.runtime.server.process import serve_run
 

@@ -1,6 +1,5 @@
 """The provenance of a run's numbers: each start of the run, recorded in its log."""
 
-import hashlib
 import json
 import os
 import platform
@@ -12,16 +11,10 @@ import sys
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from datetime import UTC, datetime
-from importlib.machinery import ModuleSpec
-from importlib.metadata import entry_points
-from importlib.util import find_spec
 from pathlib import Path
 
-from pausefl.experiment.in_force import Tables
-from pausefl.experiment.objects import texts_of
 from pausefl_process.databases import open_read_only
 from pausefl_process.machine import machine_in_words
-from pausefl_process.plugins import is_library
 from pausefl_process.version import __version__
 from pausefl_proto.errors import ConfigError
 from pausefl_server.storage.store import Store
@@ -37,7 +30,7 @@ def note_start(
     """Write this start into the run's log. With `served`, clients come from outside.
 
     `fleet` is the address at which `pausefl run` expects these clients. `owners` maps client ids to owners of examples.
-    `code` is that of `own_code`.
+    `code` is that of `own_code.own_code`.
     """
     with closing(Store(run_dir / "run.db", verify=False)) as store:
         if served:
@@ -105,31 +98,6 @@ def this_start() -> dict[str, str]:
         "machine": machine_in_words(),
         "python": platform.python_version(),
     }
-
-
-def own_code(tables: Tables) -> str:
-    """The user's own modules and packages that an experiment names, each with a digest of its source; "; " between.
-
-    Installed packages count if they are plug-ins. Code that is carried by value has its digest in its name.
-    """
-    groups = [group for group in entry_points().groups if group.startswith("pausefl.")]
-    plugged = {point.name: point.value for group in groups for point in entry_points(group=group)}
-    versions = set()
-    for text in texts_of(tables):
-        module, is_code, _ = plugged.get(text, text).partition(":")
-        name = module.partition(".")[0]
-        with suppress(ValueError, OSError):  # it is no name of a module, in memory alone, or cannot be read
-            spec = find_spec(name) if is_code and name not in tables["experiment"]["by_value"] else None
-            if spec is not None and (text in plugged or not is_library(name, spec.origin or "")):
-                versions.add(f"{name} {_digest(spec)}")
-    return "; ".join(sorted(versions))
-
-
-def _digest(spec: ModuleSpec) -> str:
-    """A digest of the source of a module, or of all modules of a package."""
-    of_package = sorted(file for folder in spec.submodule_search_locations or () for file in Path(folder).rglob("*.py"))
-    files = of_package or [Path(spec.origin or "")]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 def _commit() -> str:

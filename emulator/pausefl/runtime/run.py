@@ -14,9 +14,10 @@ from pausefl.results.figures import Figures
 from pausefl.results.stored_summary import read_summary
 from pausefl.runtime.fleet import Fleet
 from pausefl.runtime.observers import Observed, Observer, load_observers
+from pausefl.runtime.own_code import own_code
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.processes.resources import refuse_few_files
-from pausefl.runtime.provenance import note_start, own_code
+from pausefl.runtime.provenance import note_start
 from pausefl.runtime.run_dir import REPORT, made_run_dir, refuse_clients_elsewhere
 from pausefl.runtime.standing_fleet import StandingFleet
 from pausefl_client.privacy.mechanism import ExactLaplace

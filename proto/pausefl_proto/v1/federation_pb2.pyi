@@ -252,12 +252,15 @@ class Hello(_message.Message):
     LEDGER_FIELD_NUMBER: _builtins.int
     AGREEMENT_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
+    OWN_CODE_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     client_id: _builtins.str
     n_examples: _builtins.int
     """|D_k|"""
     run_id: _builtins.str
     """of the only run it takes part in, whose spend its ledger tells; "": any"""
+    own_code: _builtins.str
+    """"module digest; ...": the source of the user's modules that its part needs"""
     @_builtins.property
     def manifest(self) -> Global___Manifest:
         """of the model this client can train"""
@@ -280,10 +283,11 @@ class Hello(_message.Message):
         ledger: Global___Ledger | None = ...,
         agreement: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         run_id: _builtins.str = ...,
+        own_code: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger", "manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "client_id", b"client_id", "ledger", b"ledger", "manifest", b"manifest", "n_examples", b"n_examples", "protocol_version", b"protocol_version", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "client_id", b"client_id", "ledger", b"ledger", "manifest", b"manifest", "n_examples", b"n_examples", "own_code", b"own_code", "protocol_version", b"protocol_version", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -159,6 +159,12 @@ def _differences(client: Mapping[str, str], run: Mapping[str, str]) -> list[str]
     return found
 
 
+def differing_modules(theirs: str, ours: str) -> set[str]:
+    """The modules of which a client and the run both state a digest of the source, but not the same one."""
+    client, run = set(theirs.split("; ")), set(ours.split("; "))
+    return {each.partition(" ")[0] for each in client - run} & {each.partition(" ")[0] for each in run - client}
+
+
 def joined(hello: pb.Hello, is_owner: bool, host: str) -> list[LogEvent]:
     """The events of a client that joins. If it has proven its id, its ledger is proof of its releases."""
     event = LogEvent(

@@ -11,7 +11,7 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.clients import ClientTable
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.records import STILL_AT_WORK, LogEvent, unsettled
-from pausefl_server.rounds.admission import check_hello, joined
+from pausefl_server.rounds.admission import check_hello, differing_modules, joined
 from pausefl_server.rounds.messages import Dispatch, Peer, Refusal, Register, Update
 from pausefl_server.rounds.open_step import OpenStep
 from pausefl_server.settings import ServerSettings
@@ -59,6 +59,7 @@ class Membership:
         self._claims: dict[str, int] = {}  # how many releases each client counted when it first joined
         self._jobs: Counter[str] = Counter()  # how many jobs each client was handed
         self._last_jobs: dict[str, tuple[int, int]] = {}  # round and attempt of each client's last unanswered job
+        self._told = set[str]()  # the modules of which a client had another version
         self._expected: frozenset[str] = frozenset()  # the clients expected at the last roll call
         self._coming: frozenset[str] = frozenset()  # those that it newly expected
         self._going: frozenset[str] = frozenset()  # those that it no longer expected
@@ -84,6 +85,11 @@ class Membership:
         self._peers[client_id] = message.peer
         self._ping_schedule.join(client_id)
         self._observer.arrived(client_id, len(self._peers), round)
+        for module in sorted(differing_modules(hello.own_code, self._settings.own_code) - self._told):
+            self._told.add(module)  # it is often so at all clients
+            self._observer.noticed(
+                f"client {client_id} has other code in {module} than the server: it may train otherwise"
+            )
         return joined(hello, message.is_owner, message.host)
 
     def _check_count(self, client_id: str) -> None:

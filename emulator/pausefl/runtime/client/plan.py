@@ -13,6 +13,7 @@ from pausefl.experiment.population.availability import Presence
 from pausefl.experiment.population.behaviours import Behaviour
 from pausefl.experiment.tables import Metrics, PrivacyTable, Workload
 from pausefl.runtime.client.agreement import agreement_of
+from pausefl.runtime.own_code import own_code
 from pausefl.runtime.processes.resources import own_device
 from pausefl_client.privacy.ledger import Life
 from pausefl_client.privacy.mechanism import Mechanism
@@ -95,6 +96,8 @@ class ClientPlan:
     """The privacy on which server and clients must agree, as text; empty in a run without privacy."""
     agreement: Mapping[str, str]
     """Values that the run must share with its clients (`agreement.agreement_of`)."""
+    own_code: str
+    """The user's own modules that this part names, with digests of their source (`own_code.own_code`)."""
     disclosed: frozenset[str]
     encoding: Encoding
     """How updates travel."""
@@ -134,6 +137,7 @@ def client_plan(experiment: Experiment) -> ClientPlan:
         privacy=_privacy(experiment.privacy),
         schedule=experiment.privacy.schedule,
         agreement=agreement_of(experiment),
+        own_code=own_code(experiment.model_dump(mode="json"), "clients", "latency", "workload"),
         disclosed=experiment.disclosed,
         encoding=encoding_of(experiment.wire.dtype, experiment.wire.top_share),
         latency=experiment.latency,

@@ -202,6 +202,7 @@ async def run_clients(
                 client_id=c,
                 schedule=plan.schedule,
                 agreement=plan.agreement,
+                own_code=plan.own_code,
                 discloses_loss="loss" in plan.disclosed,
                 statistics=trainers[c].label_counts if "labels" in plan.disclosed else {},
                 run_id=plan.run_id,

@@ -125,6 +125,7 @@ def settings_of(experiment: Experiment, run: str, clients: ClientPlan) -> Server
         info=RunInfo(run, experiment.selection.policy, experiment.learned_from, experiment.workload.model),
         encoding=clients.encoding,
         agreement=clients.agreement,
+        own_code=clients.own_code,
         clock=experiment.experiment.clock,
     )
 
