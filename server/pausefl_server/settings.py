@@ -76,7 +76,7 @@ class RoundSettings:
     quorum: PositiveShare = 1.0
     """A round ends once this share of its m clients, rounded up, has answered."""
     checkpoint_every: Whole = 25
-    """The number of rounds between models kept for `--back-to`. 0 keeps only the models of the last two rounds."""
+    """The number of rounds between models kept for `--back-to`, the newest up to 1 GiB. 0 keeps the last two alone."""
     rounds_without_update_max: Count = 3
     """The run fails after this many consecutive attempts at a round in which no client gave an update."""
     rest_rounds_max: Whole = 64

@@ -227,9 +227,9 @@ def test_a_file_that_names_clients_is_read_by_name_and_one_that_was_corrected_ag
     text = "client,s\nclient-001,0.3\nclient-000,0.1\n"
     columns = 'column = "s", client_column = "client"'
     assert [law.mean_s for law in delays_of(with_delays(tmp_path, text, columns)).values()] == [0.1, 0.3]
-    with pytest.raises(ConfigError, match=r'delay.client_column = "client": .*rtt.csv has no client-002'):
+    with pytest.raises(ConfigError, match=r'delay.file = ".*rtt.csv": has no client-002'):
         with_delays(tmp_path, text, columns, clients=3)
-    with pytest.raises(ConfigError, match="has 1 clients, the experiment 2"):
+    with pytest.raises(ConfigError, match="has delays of 1, the experiment has 2 clients"):
         with_delays(tmp_path, "client,s\na,1\n", columns)
     with pytest.raises(ConfigError, match=r"line 1 has no column .* \(it has: device, ms\)"):
         with_delays(tmp_path, PINGS, 'column = "ms", client_column = "x"')

@@ -22,7 +22,7 @@ def tune_arguments(sub: ArgumentParser) -> None:
     add_virtual(sub)
     search = "a key and where to search it: A..B, log:A..B or values A,B,C; repeatable (default: the policy's weights)"
     sub.add_argument("--search", action="append", default=[], metavar="KEY=SPACE", help=search)
-    by = "what a trial plays: simulations, or runs with real processes and training (default simulate)"
+    by = "what a trial plays: simulations, or runs with training (default simulate)"
     sub.add_argument("--by", choices=["simulate", "run"], default="simulate", help=by)
     sub.add_argument("--trials", type=int, default=50, metavar="N", help="how many settings to try (default 50)")
     seeds = "simulations or runs per setting, from the seed on (default 3)"

@@ -49,13 +49,11 @@ class MeasuredDelays(Reading):
             return ""
         if not client.client_ids.isdisjoint(names):
             if client.client_id not in names:
-                raise ValueError(f'client_column = "{self.client_column}": {self.file} has no {client.client_id}')
+                raise ValueError(f'file = "{self.file}": has no {client.client_id}')
             return client.client_id
         if client.place >= len(names):
-            raise ValueError(
-                f'client_column = "{self.client_column}": {self.file} has {len(names)} clients, the experiment'
-                f" {len(client.client_ids)}"
-            )
+            counts = f"delays of {len(names)}, the experiment has {len(client.client_ids)} clients"
+            raise ValueError(f'file = "{self.file}": has {counts}')
         return names[client.place]
 
     @property
