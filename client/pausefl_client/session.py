@@ -138,8 +138,9 @@ class ClientSession:
             own_code=self._settings.own_code,
         )
         if ledger is not None:
-            spent, schedule = ledger.spent, self._settings.schedule
-            hello.ledger.CopyFrom(pb.Ledger(schedule=schedule, released=spent.released, epsilon_spent=spent.epsilon))
+            at_work, spent = self._working is not None and not self._working.done(), ledger.spent  # in this order
+            hello.ledger.MergeFrom(pb.Ledger(schedule=self._settings.schedule, at_work=at_work))
+            hello.ledger.released, hello.ledger.epsilon_spent = spent
         await stream.write(encode(pb.ClientMessage(hello=hello)))
         data = await stream.read()
         if data is None:
@@ -186,11 +187,8 @@ class ClientSession:
         while (data := await stream.read()) is not None:
             arrived_s = self._clock()
             message, payload = decode(pb.ServerMessage, data)
-            kept = self._kept and self._kept[0]
             match message.WhichOneof("kind"):
-                case "job":  # the server sends it after it committed all earlier rounds
-                    if kept is not None and kept.round < message.job.round and kept.run_id == self._run_id:
-                        self._settle()
+                case "job":
                     frames = Assembler(message.job.model, self._trainer.manifest.size)
                     frames.add(0, payload)
                     download = Download(message.job, frames, arrived_s, arrived_s, self._withdrawals.begin(message.job))
@@ -198,6 +196,7 @@ class ClientSession:
                     download.frames.add(message.frame.index, payload)
                     download.last_s = arrived_s
                 case "ack":
+                    kept = self._kept and self._kept[0]
                     if kept is not None and (kept.round, kept.attempt) == (message.ack.round, message.ack.attempt):
                         self._settle()
                 case "withdraw":
@@ -215,7 +214,10 @@ class ClientSession:
     async def _answer_jobs(self, stream: MessageStream, jobs: asyncio.Queue[Download]) -> None:
         while True:
             download = await jobs.get()
-            me, job = self._settings.client_id, download.job
+            me, job, kept = self._settings.client_id, download.job, self._kept and self._kept[0]
+            # The server has committed all earlier rounds. Not before its turn: a withdrawn job may still be answered.
+            if kept is not None and kept.round < job.round and kept.run_id == self._run_id:
+                self._settle()
             if (asked := job.schedule) != (agreed := self._settings.schedule):
                 reason = f"the job is under {asked!r}, this client agreed to {agreed!r}"
                 await self._refuse(stream, job, pb.STATUS_BUDGET_MISMATCH, reason)

@@ -165,6 +165,7 @@ async def test_a_line_that_breaks_while_it_trains_does_not_train_twice(tmp_path:
             await stream.all_read()  # so the job was accepted before the stream breaks
             stream.give(None)
             stream = await rig.server.welcome()
+            assert rig.server.hello.ledger.at_work, "its ledger will count one release more"
         stream.give_job(rig.model, schedule=SCHEDULE)
         rig.trainer.gate.set()
         result, _ = await stream.upload()

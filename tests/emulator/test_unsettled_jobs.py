@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pausefl.results.accounting import UnansweredJobs
 from pausefl.results.tally import RunTally
+from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.clients import ClientTable
 from pausefl_server.monitoring.progress import LINES, PER_S, LineLimit
 from pausefl_server.records import EventKind, LogEvent, Miss, Ping, unsettled
@@ -217,8 +218,8 @@ def test_a_job_is_owed_once_and_settled_once_and_by_a_message_of_several_release
 # --- servers that are killed, or go back
 
 
-@pytest.mark.parametrize("comes_back", [False, True])
-async def test_a_client_may_have_charged_its_job_when_the_server_was_killed(tmp_path: Path, comes_back: bool) -> None:
+@pytest.mark.parametrize("said", [None, 11, 12], ids=["away", "back and at work", "back"])
+async def test_a_client_may_have_charged_its_job_when_the_server_was_killed(tmp_path: Path, said: int | None) -> None:
     async with CoordinatorRig(tmp_path, rounds=3).running() as killed:
         a, b = await killed.join("a", manual=True), await killed.join("b", manual=True, released=10)
         for peer in (a, b):
@@ -230,11 +231,13 @@ async def test_a_client_may_have_charged_its_job_when_the_server_was_killed(tmp_
         async with CoordinatorRig(tmp_path, All(1), rounds=2, minimum_clients=1).running() as r:
             if r.coordinator.state.round < 2:
                 again = await r.join_and_work("a", released=a.released)
-                if comes_back:
-                    await r.join("b", manual=True, released=b.released)
+                if said:
+                    ledger = pb.Ledger(schedule="agreed", released=said, epsilon_spent=BUDGET.spent(said))
+                    ledger.at_work = said < b.released
+                    await r.register(r.peer("b"), ledger=ledger)
                 await again.answer(2)
             await r.played()
-            assert r.spent("b")[0] == (12 if comes_back else 11)
+            assert r.spent("b")[0] == (said or 11)
             assert most_releases(r) == b.released == 12
 
 

@@ -150,9 +150,9 @@ class FakeServer:
             return await self._streams.get()
 
     async def welcome(self, run_id: str = "run") -> ServerEnd:
-        """Accept the next stream, read its hello and welcome it."""
+        """Accept the next stream, keep its hello in `hello`, and welcome it."""
         stream = await self.accept()
-        assert (await stream.heard()).WhichOneof("kind") == "hello"
+        self.hello = (await stream.heard()).hello
         stream.say(welcome=pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=run_id))
         return stream
 

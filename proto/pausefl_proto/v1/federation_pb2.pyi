@@ -302,21 +302,25 @@ class Ledger(_message.Message):
     SCHEDULE_FIELD_NUMBER: _builtins.int
     RELEASED_FIELD_NUMBER: _builtins.int
     EPSILON_SPENT_FIELD_NUMBER: _builtins.int
+    AT_WORK_FIELD_NUMBER: _builtins.int
     schedule: _builtins.str
     """Budget.key, and unit and clip: what the client agreed to"""
     released: _builtins.int
     """private releases so far"""
     epsilon_spent: _builtins.float
+    at_work: _builtins.bool
+    """it may release once more, for a job of an earlier stream that it still works on"""
     def __init__(
         self,
         *,
         schedule: _builtins.str = ...,
         released: _builtins.int = ...,
         epsilon_spent: _builtins.float = ...,
+        at_work: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epsilon_spent", b"epsilon_spent", "released", b"released", "schedule", b"schedule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "epsilon_spent", b"epsilon_spent", "released", b"released", "schedule", b"schedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

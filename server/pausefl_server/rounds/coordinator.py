@@ -262,16 +262,15 @@ class Coordinator(Actor[_Message]):
         """Before a job is sent, log durably which clients may charge it, so that a killed server still knows."""
         if self._settings.budget is None:
             return
-        is_known = self._is_at_work and self._pending.has_logged(step.events)
         if self._settings.is_asynchronous:  # its jobs outlive the step: a restart asks for their answers again
             given = [LogEvent("given", c, job_round=job.round, job_attempt=job.attempt) for c in chosen]
             step.events += given
             self.state.before_round(step.number, given)
-            is_known = False
-        if not is_known:
-            events = *step.events, *self._pending.waiting()
-            await self._store.ask(lambda store: store.save_late_events(step.number, events))
-            self._is_at_work = True
+        elif self._is_at_work and self._pending.has_logged(step.events):
+            return
+        events = *step.events, *self._pending.waiting()
+        await self._store.ask(lambda store: store.save_late_events(step.number, events))
+        self._is_at_work = True
 
     async def _aggregate(self, step: OpenStep) -> GlobalModel:
         """The next model, from the round's updates and the kept late ones; notes for the log what became of each."""
@@ -452,12 +451,14 @@ class Coordinator(Actor[_Message]):
     def _register(self, message: Register) -> None:
         client_id = message.hello.client_id
         self._pending.add(*self._members.register(message, self.state.round))
+        number = self.state.round + 1  # of a job that it still has from a server that was killed
+        earlier = (number, self._attempts.get(number, 1)) if message.hello.ledger.at_work else None
         if self._open is not None and (job := self._open.returned(client_id, self._now_s())) is not None:
             # The client lost its stream and is back. It gets the same job, and so answers with the same bytes.
             self._members.offer(client_id, job)
-        elif (withdrawn := self._members.withdraw_job(client_id)) is not None and self._settings.budget is not None:
+        elif (owed := self._members.withdraw_job(client_id) or earlier) and self._settings.budget is not None:
             # The client may still work on the job it had when its stream broke, and charge it after this hello.
-            self._pending.add(unsettled(client_id, *withdrawn))
+            self._pending.add(unsettled(client_id, *owed))
 
     def _lose(self, message: Lost) -> None:
         if (event := self._members.remove(message.peer, message.reason, self.state.round)) is None:

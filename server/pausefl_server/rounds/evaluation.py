@@ -116,12 +116,11 @@ class EvaluatorActor(Actor[Evaluate]):
 
     def consider(self, round: int, theta: Vector) -> None:
         """Evaluate θ_t on the subsets when its turn comes, or skip it if too many models wait already."""
-        if self.stopped or self.offer(Evaluate(round, theta, subset=True)):
+        if self.stopped or self.offer(Evaluate(round, theta, subset=True)) or self._is_behind:
             return
-        if not self._is_behind:
-            behind = f"round {round} is not evaluated, nor may later ones be: the evaluator is too slow"
-            self._observer.noticed(behind, "evaluator")
         self._is_behind = True
+        behind = f"round {round} is not evaluated, nor may later ones be: the evaluator is too slow"
+        self._observer.noticed(behind, "evaluator")
 
     async def receive(self, message: Evaluate) -> Sequence[Evaluation]:
         """Evaluate the model, store its evaluations, and keep the best model. Empty if the evaluator is lost."""

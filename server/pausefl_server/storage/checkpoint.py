@@ -57,9 +57,8 @@ class Checkpoint:
     def keep(self, round: int, theta: Vector, optimizer_state: Vector | None) -> None:
         """Keep θ_t and the server optimizer's state durably in a file. The oldest such files are deleted for room."""
         state = np.empty(0, "<f4") if optimizer_state is None else optimizer_state
-        data = (
-            theta.size.to_bytes(_SIZE_BYTES, "little") + theta.astype("<f4").tobytes() + state.astype("<f4").tobytes()
-        )
+        size = theta.size.to_bytes(_SIZE_BYTES, "little")
+        data = size + theta.astype("<f4").tobytes() + state.astype("<f4").tobytes()
         write_durably(self._kept_path(round), data + hashlib.sha256(data).digest())
         room = max(2, KEPT_BYTES_MAX // len(data))
         for old in sorted(self.kept(), key=lambda t: (t <= round, t))[:-room]:  # later rounds were taken back

@@ -185,12 +185,11 @@ def _owed(
     """Events "unsettled" of the clients that had a job when the server was killed. Each of them may have charged it."""
     store.note_killed()
     number = state.round + 1
-    if settings.budget is None or store.has_ended:
+    is_over = number > settings.rounds and not settings.is_asynchronous  # clients may have jobs after the last step
+    if settings.budget is None or store.has_ended or is_over:
         return []
-    if settings.is_asynchronous:  # clients may have jobs even after the last step
+    if settings.is_asynchronous:
         return [unsettled(client_id, *key) for client_id, key in sorted(at_work.items())]
-    if number > settings.rounds:
-        return []
     attempt = store.attempts().get(number, 1)
     return [unsettled(client_id, number, attempt) for client_id in _connected(state, late)]
 
