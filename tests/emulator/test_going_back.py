@@ -19,6 +19,7 @@ from pausefl_client.privacy.release import Releaser
 from pausefl_proto.errors import ConfigError, EvaluatorLost, PauseflError
 from pausefl_proto.wire import Manifest, TensorSpec, Vector, digest
 from pausefl_server.model.optimizers import Optimizer, ServerOptimizer
+from pausefl_server.model.staleness import Asynchronous
 from pausefl_server.records import Evaluation, LogEvent, Miss
 from pausefl_server.selection.policies.baselines import All
 from pausefl_server.service import RunResult
@@ -227,11 +228,14 @@ async def model_of_one(folder: Path, rounds: int = 5, **settings: Any) -> Vector
         return (await run.finished()).theta
 
 
-async def test_a_run_goes_back_with_its_optimizer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+async def test_a_run_goes_back_with_its_optimizer(tmp_path: Path, is_asynchronous: bool) -> None:
     """Without noise, rounds that are played again give the same model; only their attempt differs."""
-    whole = await model_of_one(tmp_path / "one", optimizer=ADAM)
-    await model_of_one(tmp_path / "two", optimizer=ADAM, checkpoint_every=2)
-    again = await model_of_one(tmp_path / "two", optimizer=ADAM, checkpoint_every=2, back_to=2)
+    steps = {"is_asynchronous": is_asynchronous, "asynchronous": Asynchronous(concurrency=1, buffer=1)}
+    settings: dict[str, Any] = {"optimizer": ADAM, **steps}
+    whole = await model_of_one(tmp_path / "one", **settings)
+    await model_of_one(tmp_path / "two", **settings, checkpoint_every=2)
+    again = await model_of_one(tmp_path / "two", **settings, checkpoint_every=2, back_to=2)
     assert [r.attempt for r in log_of(tmp_path / "two")] == [1, 1, 2, 2, 2]
     assert again.tobytes() == whole.tobytes()
 

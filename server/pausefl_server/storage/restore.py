@@ -139,15 +139,18 @@ class StoredModels:
             initial = self.store.meta("initial_digest") or ""
             return None if is_torn and self.checkpoint.load(0, initial) is None else (self.theta_0, None)
         model_digest = self.store.model_digest(round)
-        if (theta := self.checkpoint.load(round, model_digest)) is not None:
-            state = self.store.optimizer_state(round)
-            return theta, np.empty(0, np.float32) if state is None else state
-        return self.checkpoint.load_kept(round, model_digest)
+        if (kept := self.checkpoint.load_kept(round, model_digest)) is not None:
+            return kept
+        theta = self.checkpoint.load(round, model_digest)
+        if theta is None or round < self.store.log().last - 1:
+            return None  # the log has the optimizer's states of the last two rounds alone
+        state = self.store.optimizer_state(round)
+        return theta, np.empty(0, np.float32) if state is None else state
 
     def theta(self, round: int) -> Vector | None:
         """θ_t; None if it is missing."""
         found = self.find(round)
-        return None if found is None else found[0]
+        return self.checkpoint.load(round, self.store.model_digest(round)) if found is None else found[0]
 
     def rounds(self) -> list[int]:
         """All rounds to which the run can go back, the last one first."""
@@ -170,8 +173,7 @@ def _listed(models: StoredModels) -> str:
 
 
 def _connected(state: RunState, late: list[LogEvent]) -> list[str]:
-    table = state.table
-    connected = {table.ids[row] for row in table.connected.nonzero()[0]}
+    connected = {state.table.ids[row] for row in state.table.connected.nonzero()[0]}
     return sorted(connected | {event.client_id for event in late if event.kind == "joined"})
 
 
