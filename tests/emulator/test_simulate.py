@@ -125,13 +125,12 @@ def test_clients_retire_at_the_floor_of_their_budget_and_a_genie_has_no_regret_a
     assert np.abs(of_genie.regret).max() == np.abs(of_genie.genie_regret).max() == 0
     budget = Budget(100.0, 0.5, epsilon_floor=5.0)
     result = simulate(Pause(4), setting := published(10, budget=budget), 100)
-    assert budget.participations == 5
     half_is_away = Presence(tuple(sorted(setting.laws)), np.array([[True] * 10, [True] * 5 + [False] * 5]))
     for is_asynchronous in (False, True):
         server = dataclasses.replace(setting.server, is_asynchronous=is_asynchronous)
         of_half = simulate(Pause(4), dataclasses.replace(setting, presence=half_is_away, server=server), 100)
         assert of_half.round[-1] < 50
-    assert result.chosen.max() == 5
+    assert result.chosen.max() == budget.participations == 5
     assert (result.chosen < 5).sum() < 4, "fewer than m are left"
     assert result.round[-1] < 20
 
@@ -161,9 +160,8 @@ def test_a_longer_run_starts_as_a_shorter_one() -> None:
 
 
 def test_r2_counts_its_latency_term_apart() -> None:
-    policy = Pause(4, reward="R2", clusters=2, rho=0.0, delta_tau_s=0.1)
-    with_term = simulate(policy, published(10), 40)
-    without = simulate(Pause(4, reward="R2", clusters=2, rho=0.0), published(10), 40)
+    policies = (Pause(4, reward="R2", clusters=2, rho=0.0, delta_tau_s=delta_s) for delta_s in (0.1, 0.0))
+    with_term, without = (simulate(policy, published(10), 40) for policy in policies)
     assert with_term.total_latency_s[-1] == without.total_latency_s[-1]
     assert with_term.cluster_penalty_s >= 0.1 * 2 * 40 - 1e-9
     assert without.cluster_penalty_s == 0
@@ -211,6 +209,14 @@ def test_deadlines_are_in_real_time(policy: str, time_scale: float, timeout_s: f
         setting = setting_of(experiment)
         result = simulate(selected_policy(experiment.selection), setting, 30)
         assert result.missed.sum() == missed
+
+
+@pytest.mark.parametrize(("mode", "least_s"), [("additive", 1.5), ("total", 1.0)])
+def test_an_automatic_tau_min_is_the_least_latency_that_is_possible(mode: str, least_s: float) -> None:
+    """In the mode "total", training is a part of the delay."""
+    delay = {"latency.delay": {"kind": "constant", "value_s": 1.0}, "latency.mode": mode, "latency.tau_min_s": "auto"}
+    setting = setting_of(parse_experiment("", {**delay, "workload.model": "synthetic", "workload.train_s": 0.5}))
+    assert setting.tau_min_s == simulate(Random(1), setting, 1).total_latency_s[-1] == least_s
 
 
 def test_clients_count_for_their_own_share_of_the_data_and_for_no_more_than_in_a_run() -> None:
@@ -282,10 +288,8 @@ def test_a_growth_is_recognised(name: str, shape: Any) -> None:
 
 def test_a_simulation_says_what_its_genie_weighs_and_a_regret_without_fits_has_no_brackets(tmp_path: Path) -> None:
     fits = {"regret": {}, "genie_regret": {"n": {"r_squared": 0.5}}}
-    regrets = {"regret": 0.4, "genie_regret": 0.4, "genie": {}, "growth_fits": fits}
-    *_, realised, genies, note = in_words(
-        {"mode": "synchronous", "total_latency_s": 1.0, "privacy_unit": None} | regrets
-    )
+    found = {"mode": "synchronous", "total_latency_s": 1.0, "privacy_unit": None, "genie": {}, "growth_fits": fits}
+    *_, realised, genies, note = in_words(found | {"regret": 0.4, "genie_regret": 0.4})
     assert "0.4 with the latencies as drawn" in realised
     assert "R²" not in realised
     assert genies.endswith("of mean latencies (never below 0); n: R² 0.5000")
@@ -351,8 +355,7 @@ def test_the_bound_is_drawn_however_far_it_lies(changes: dict[str, Any], tmp_pat
     assert len(summary["bound_17"]) == 2
     for reading, at_the_end in summary["bound_17"].items():
         bound = curves[f"bound (17), {reading.replace('delta', 'δ').replace('tau', 'τ').replace('mu', 'μ')}"]
-        assert len(bound) == 60
-        assert bound[-1] == at_the_end
+        assert (len(bound), bound[-1]) == (60, at_the_end)
     assert np.nanmax(curves["in the genie's objective, where above 0"]) == summary["genie_regret"]
 
 
@@ -422,8 +425,7 @@ def test_with_a_buffer_of_all_clients_steps_are_rounds() -> None:
 def test_places_are_filled_and_staleness_counts_steps_from_the_model_given(concurrency: int, buffer: int) -> None:
     policy = Noting(concurrency)
     simulate(policy, steps_setting(concurrency, buffer), 80)
-    given_at: dict[str, int] = {}
-    jobs = 0
+    given_at, jobs = dict[str, int](), 0
     for record in policy.told:
         assert len(record.observations) == buffer
         for client_id in record.chosen:
@@ -477,8 +479,7 @@ def test_a_tier_ends_a_step_with_its_slowest_client_and_plays_on_at_its_own_pace
 def test_a_client_whose_model_is_too_old_is_given_up() -> None:
     setting = steps_setting(5, 1, staleness_max=2)
     slow = dataclasses.replace(setting, laws={**setting.laws, IDS[0]: Constant(1000.0)})
-    policy = Noting(5)
-    result = simulate(policy, slow, 200)
+    result = simulate(policy := Noting(5), slow, 200)
     assert {o.staleness for record in policy.told for o in record.observations} <= {0, 1, 2}
     assert result.missed[0] > 0
 

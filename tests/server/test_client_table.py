@@ -186,10 +186,10 @@ def test_each_update_keeps_its_row_and_its_weight_where_others_are_left_out() ->
         np.testing.assert_allclose(found.model.theta, (c * updates["c"] + d * updates["d"]) / (c + d), atol=1e-6)
 
 
-def test_a_control_variate_is_neither_shown_to_the_policy_nor_counted_in_a_norm() -> None:
+def test_a_control_variate_is_not_shown_or_counted_in_a_norm_and_moves_once_for_a_client_drawn_twice() -> None:
     updates = random_updates("abcd", 4)
     updates["c"][2:] = 1e6
-    found = aggregated(updates, server_settings(2, aggregation=Aggregation(norm_limit=30.0)))
+    found = aggregated(updates, server_settings(2, aggregation=Aggregation(norm_limit=30.0)), chosen=(*IDS, "c"))
     assert (found.events, {o.statistics["size"] for o in found.observations.values()}) == ((), {2.0})
     moved = sum(updates[i][2:] for i in "acd") / len(IDS)
     np.testing.assert_allclose(found.model.theta[2:], moved, rtol=1e-6)

@@ -62,7 +62,7 @@ class GlobalModel:
     ) -> "GlobalModel":
         """The model moved by n updates, each of `theta`'s size, combined by `rule` with weights and factors s(τ).
 
-        `clients` is N, the number of all clients; n by default. c moves by Σ Δc_i / N, unweighted (eq. (5)).
+        `clients` is N, the number of all clients; n by default. c moves by Σ Δc_i / N, each once, unweighted (eq. (5)).
         """
         d = self.model_size
         change = rule.discounted([update[:d] for update in updates], weights, discounts)
@@ -72,8 +72,9 @@ class GlobalModel:
         theta, state = _checked_step(optimizer.step_for_share(given, change, self.optimizer_state, share), d)
         end = self.theta.size - self.statistics_size
         if end > d:
-            mean = weighted_mean([update[d:end] for update in updates], np.ones(len(updates)))
-            theta = np.concatenate((theta, self.theta[d:end] + np.float32(share) * mean))
+            own = [*{id(update): update[d:end] for update in updates}.values()]  # one of a client that was drawn twice
+            mean = weighted_mean(own, np.ones(len(own)))
+            theta = np.concatenate((theta, self.theta[d:end] + np.float32(len(own) / (clients or len(own))) * mean))
         if self.statistics_size:
             theta = np.concatenate((theta, weighted_mean([update[end:] for update in updates], weights)))
         return GlobalModel(theta, d, self.statistics_size, state, digest(theta))

@@ -129,7 +129,8 @@ def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
     training = _training_times(clients.training, examples)
     if server.tau_min_s is None:
         timed = training if experiment.latency.signal == "round_trip" else {}
-        least_s = min(law.minimum_s + timed.get(c, NoDelay()).minimum_s for c, law in laws.items())
+        parts_s = [(law.minimum_s, timed.get(c, NoDelay()).minimum_s) for c, law in laws.items()]
+        least_s = min(map(max, parts_s) if experiment.latency.mode == "total" else map(sum, parts_s))
         if least_s == 0:
             raise ConfigError('latency.tau_min_s = "auto": a simulation needs a number where a latency can be 0')
         server = replace(server, tau_min_s=least_s)

@@ -198,12 +198,10 @@ class Pause(Policy):
     def _index(self, state: Recent | None, context: Context, rows: IntArray) -> FloatArray:
         """ucb_k of eq. (13). With a forgetful mean, its ln t counts only the rounds that the mean still remembers."""
         mean, count = mean_and_count(context, rows, state)
-        rounds = context.rounds_before
-        if self.window:
-            rounds = min(rounds, self.window)
-        elif self.discount < 1:
-            rounds = (1 - self.discount**rounds) / (1 - self.discount)
-        return upper_confidence(mean, count, rounds, context.concurrency or self.m, self.zeta)
+        at_once, rounds = context.concurrency or self.m, context.rounds_before
+        if state is not None:  # a round has m measurements; a step, to which `window` and `discount` apply, fewer
+            rounds = min(rounds, float(state.weight.sum()) / at_once)
+        return upper_confidence(mean, count, rounds, at_once, self.zeta)
 
     def _search(self, choice: Choice, context: Context) -> tuple[IntArray, dict[str, float]]:
         """The positions of the chosen set, and numbers to log about it."""
