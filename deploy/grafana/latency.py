@@ -17,6 +17,7 @@ from pieces import (
     heat,
     lines,
     link_to,
+    of_newest,
     rows,
 )
 
@@ -38,13 +39,15 @@ def _mean(legend: str, histogram: str) -> Query:
 
 
 def _per_client(metric: str) -> str:
-    return f'max by (client) ({metric}{{run=~"$run",client=~"$client"}})'
+    return "max by (client) " + of_newest(f'{metric}{{run=~"$run",client=~"$client"}}')
 
 
 # The share of the elapsed time in which a client had no job. Of several runs, the one in which it was least idle.
-_IDLE = (
-    'clamp_min(1 - max by (client) (pausefl_client_at_work_seconds_total{run=~"$run",client=~"$client"}'
-    ' / on (run) group_left () (max by (run) (pausefl_elapsed_seconds{run=~"$run"}) > 0)), 0)'
+_IDLE = "clamp_min(1 - max by (client) {}, 0)".format(
+    of_newest(
+        'pausefl_client_at_work_seconds_total{run=~"$run",client=~"$client"}'
+        ' / on (instance, run) group_left () (pausefl_elapsed_seconds{run=~"$run"} > 0)'
+    )
 )
 
 

@@ -20,6 +20,7 @@ from pieces import (
     labels,
     lines,
     number,
+    of_newest,
     per_minute,
 )
 
@@ -135,7 +136,7 @@ def overview() -> Dashboard:
                 no_data="No TLS",
             ),
             Query('min by (run, job) (pausefl_certificate_remaining_seconds{run=~"$run|"})', "{{run}} {{job}}"),
-            by="run, job",
+            of_all=True,
         ),
         number(
             About("Disk left", "Where run.db lies.", "bytes", sixth, 4),
@@ -273,7 +274,7 @@ def overview() -> Dashboard:
                 WIDTH,
                 4,
             ),
-            Query('pausefl_run_info{run=~"$run"}'),
+            Query(of_newest('pausefl_run_info{run=~"$run"}')),
             ["run", "policy", "dataset", "model", "unit", "instance"],
             page="instance",
         ),

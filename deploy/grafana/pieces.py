@@ -76,6 +76,17 @@ def per_minute(metric: str, legend: str, by: str = "") -> Query:
     return Query(f"60 * sum by ({labels}) ({rate})", f"{{{{run}}}} {legend}")
 
 
+_NEWEST = (
+    'pausefl_last_round_timestamp_seconds{run=~"$run"} == on (run) group_left ()'
+    ' max by (run) (pausefl_last_round_timestamp_seconds{run=~"$run"})'
+)
+
+
+def of_newest(expr: str) -> str:
+    """The series of each run's newest server: a run that was resumed may have had others, at other addresses."""
+    return f"(({expr}) and on (instance, run) ({_NEWEST}))"
+
+
 BUDGET = Query('max(pausefl_epsilon_budget{run=~"$run",unit="$unit"})', "budget", ref="budget")
 
 
@@ -95,15 +106,22 @@ def lines(about: About, *queries: Query, stacked: bool = False, limit: Query | N
 
 
 def number(
-    about: About, *queries: Query, share: bool = False, yes_no: bool = False, is_of_now: bool = False, by: str = "run"
+    about: About,
+    *queries: Query,
+    share: bool = False,
+    yes_no: bool = False,
+    is_of_now: bool = False,
+    of_all: bool = False,
 ) -> stat.Panel:
-    """A panel of large numbers: the last value per run (`by`). A `share` changes colour near 1; of `yes_no`, 0 is red.
+    """A panel of large numbers: the last value of each run. A `share` changes colour near 1; of `yes_no`, 0 is red.
 
-    A query that compares series at one moment can only be asked for the present (`is_of_now`).
+    Queries are of a run's newest server, or `of_all` its processes, and then say themselves how they are grouped. A
+    query that compares series at one moment can only be asked for the present (`is_of_now`).
     """
     panel = _describe(stat.Panel(), about).reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     if not is_of_now:
-        queries = tuple(Query(f"max by ({by}) ({last(q.expr)})", q.legend, q.ref) for q in queries)
+        each = ((q, q.expr if of_all else f"max by (run) {of_newest(q.expr)}") for q in queries)
+        queries = tuple(Query(last(expr), q.legend, q.ref) for q, expr in each)
     for target in _targets(queries, PromQueryFormat.TIME_SERIES):
         panel.with_target(target.instant())
     if yes_no:

@@ -20,6 +20,7 @@ from pieces import (
     lines,
     link_to,
     number,
+    of_newest,
     rows,
 )
 
@@ -28,7 +29,7 @@ _CLIENTS = f'{_OF},client=~"$client"'
 
 
 def _per_client(metric: str) -> str:
-    return f"max by (client) ({metric}{{{_CLIENTS}}})"
+    return f"max by (client) {of_newest(f'{metric}{{{_CLIENTS}}}')}"
 
 
 def privacy() -> Dashboard:
@@ -40,11 +41,11 @@ def privacy() -> Dashboard:
     panels = (
         number(
             About("Budget", "Privacy budget of each client, in the unit chosen above.", EPSILON, sixth, 4, NOT_PRIVATE),
-            BUDGET,
+            Query(f"pausefl_epsilon_budget{{{_OF}}}", "budget"),
         ),
         number(
             About("Greatest ε", "Spent by the most exposed client.", EPSILON, sixth, 4, NOT_PRIVATE),
-            Query(f"max(pausefl_epsilon_spent_max{{{_OF}}})", "greatest"),
+            Query(f"pausefl_epsilon_spent_max{{{_OF}}}", "greatest"),
         ),
         number(
             About("Greatest share", "Of its budget, the most exposed client.", SHARE, sixth, 4, NOT_PRIVATE),
@@ -122,7 +123,7 @@ def privacy() -> Dashboard:
                 Column("next ε_i", _per_client("pausefl_client_epsilon_next"), EPSILON),
                 Column(
                     "times chosen",
-                    'max by (client) (pausefl_client_selections_total{run="$run",client=~"$client"})',
+                    "max by (client) " + of_newest('pausefl_client_selections_total{run="$run",client=~"$client"}'),
                     NONE,
                 ),
             ],
@@ -194,6 +195,7 @@ def privacy() -> Dashboard:
                 "Told by clients", "Greatest ε spent as the clients' own ledgers have it.", EPSILON, third, 4, NO_HOSTS
             ),
             Query(f"max(pausefl_host_epsilon_spent{{{_OF}}} or pausefl_host_epsilon_spent_max{{{_OF}}})", "greatest"),
+            of_all=True,
         ),
     )
     fill(made, panels, {0: "At a glance", 6: "Clients", 9: "How long budgets last", 12: "Whether it is private"})
