@@ -148,8 +148,8 @@ asynchronous = { concurrency = 2, buffer = 1 }
 OF_NOW = {"privacy: Ledgers apart: A", "privacy: Time until budgets end: A", "overview: Clients: B"}
 # These are of all processes of a run, also past ones. All others are of the server that went on with it last.
 OF_PROCESSES = {"overview: Certificates end in: A", "overview: Alerts: A", "privacy: Told by clients: A"}
-# These are empty if there is nothing to report, and their panels say so.
-MAY_BE_EMPTY = {"overview: Alerts: A", "overview: Suspect rounds by reason: A"}
+# These are empty if there is nothing to report, and their panels say so. The limit on ε has no value by default.
+MAY_BE_EMPTY = {"overview: Alerts: A", "overview: Suspect rounds by reason: A", "unit:pausefl_epsilon_limit:constant"}
 
 
 @functools.cache
@@ -346,8 +346,7 @@ def choose(prometheus: Prometheus, runs: str) -> dict[str, str]:
 
 def without_data(prometheus: Prometheus, chosen: dict[str, str], *, is_played: bool) -> list[str]:
     """The queries without a number: of tiles and tables now, and of curves in the last ten minutes."""
-    known = RECORDED - {"unit:pausefl_epsilon_limit:constant"}  # the limit on ε has no value by default
-    instant = {**expressions(instant=True), **(dict(zip(known, known, strict=True)) if is_played else {})}
+    instant = {**expressions(instant=True), **(dict(zip(RECORDED, RECORDED, strict=True)) if is_played else {})}
     found = {place: prometheus.values(asked(expr, chosen)) for place, expr in instant.items()}
     empty = [place for place, values in found.items() if not any(map(math.isfinite, values))]
     now_s = time.time()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.storage.store import Store
+from rigs.log import changing_log
 from rigs.reports import summary
 
 ACCURACIES = {"pause": (0.2, 0.6, 0.8, 0.7), "random": (0.1, 0.3, 0.6, 0.75)}
@@ -21,13 +22,11 @@ def write_run(
     for number, accuracy in enumerate(ACCURACIES[policy], start=1):
         seen = Observation("<a>", Timing(latency_s), latency_s, 10, number, 0.5, 0.5 * number)
         events = (LogEvent("joined", "<a>"),) if number == 1 else ()
-        log.commit_round(
-            RoundRecord(number, 1, ("<a>",), None, (seen,), events, latency_s, 0.0, number, 1e-4, "digest")
-        )
+        record = RoundRecord(number, 1, ("<a>",), None, (seen,), events, latency_s, 0.0, number, 1e-4, "digest")
+        log.commit_round(record)
         if tested:
             log.save_evaluations(number, [Evaluation("test", True, 100, accuracy, 1.0)])
     log.close()
-    accuracies = ACCURACIES[policy]
     told = summary(
         policy=policy,
         seed=seed,
@@ -36,8 +35,8 @@ def write_run(
         m=1,
         model_size=10,
         wall_clock_s=4.0,
-        final_accuracy=accuracies[-1],
-        best_accuracy=max(accuracies),
+        final_accuracy=ACCURACIES[policy][-1],
+        best_accuracy=max(ACCURACIES[policy]),
         total_latency_s=4 * latency_s,
         privacy_unit=unit,
         max_epsilon_spent=2.0,
@@ -53,6 +52,13 @@ def write_run(
 def rewrite_summary(run_dir: Path, **changes: object) -> None:
     path = run_dir / "summary.json"
     path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **changes}), "utf-8")
+
+
+def cut_short(run_dir: Path, rounds: int) -> None:
+    rewrite_summary(run_dir, rounds=rounds)
+    with changing_log(run_dir) as database:
+        for table in ("observations", "rounds", "events", "evaluations"):
+            database.execute(f"DELETE FROM {table} WHERE round > {rounds}")
 
 
 def write_runs(folder: Path, seeds: Sequence[int] = (1, 2, 3)) -> Mapping[str, Sequence[Path]]:

@@ -33,6 +33,7 @@ from rigs.places import ROOT
 from rigs.telemetry import BUDGET, MISSES, PARTS_S, SIZE, observation, play, private, registry_of
 
 SPENT = BUDGET.spent
+INFO = {"run_name": "runs", "policy": "all", "dataset": "digits", "model": "mlp", "unit": "coordinate"}
 
 
 @dataclass(frozen=True)
@@ -133,11 +134,7 @@ def test_example_queries_ask_for_documented_metrics_and_labels() -> None:
 SAMPLES: list[tuple[str, Mapping[str, str], float]] = [
     ("pausefl_round", {}, 3),
     ("pausefl_rounds", {}, 10),
-    (
-        "pausefl_run_info",
-        {"run_name": "runs", "policy": "all", "dataset": "digits", "model": "mlp", "unit": "coordinate"},
-        1,
-    ),
+    ("pausefl_run_info", INFO, 1),
     ("pausefl_last_round_timestamp_seconds", {}, 1000.0),
     ("pausefl_finished", {}, 0),
     ("pausefl_accuracy_ratio", {"split": "test", "metric": "accuracy"}, 0.75),

@@ -235,7 +235,8 @@ def _rounds(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
 def draw_groups(runs: Runs, split: Split) -> Figure | None:
     """A figure of means over the seeds, with bands (see `band_note`). None if no group joins during the run."""
     choices = {policy: [choices_by_group(run.records, run.groups) for run in runs[policy]] for policy in runs}
-    groups = next(iter(choices.values()))[0]
+    # Those of a run in which most groups joined: others may have failed before.
+    groups = max((of_run for seeds in choices.values() for of_run in seeds), key=lambda of_run: len(joins(of_run)))
     if not joins(groups):
         return None
     rows = -(-len(runs) // _PANELS_A_ROW)
@@ -246,21 +247,20 @@ def draw_groups(runs: Runs, split: Split) -> Figure | None:
     for axes in panels.flat[len(runs) :]:
         axes.remove()
     for axes, policy in zip(panels.flat, choices, strict=False):
-        _chosen_so_far(axes, choices[policy])
+        _chosen_so_far(axes, choices[policy], groups)
         axes.set(title=policy, xlabel=turn_of(runs), xlim=(0, None))
     panels[0, 0].set_ylim(bottom=0)  # fixes the shared y axis of all panels, so it follows the drawing
     for axes in panels[:, 0]:
         axes.set_ylabel("times chosen so far, per client")
-    below.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right center", handlelength=2.6)
+    told = {label: line for axes in below.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    below.legend(told.values(), told, loc="outside right center", handlelength=2.6)
     return figure
 
 
 def _around_joins(figure: SubFigure, runs: Runs, split: Split, groups: ChoicesByGroup) -> None:
     axes = figure.subplots()
-    for policy, look in looks_of(runs).items():
-        curves = [run.curve(split, "round") for run in runs[policy]]
-        if all(rounds.size for rounds, _ in curves):
-            draw_band(axes, curves, look, policy)
+    for policy, evaluated in evaluated_runs(runs, split).items():
+        draw_band(axes, [run.curve(split, "round") for run in evaluated], looks_of(runs)[policy], policy)
     metric = all_runs(runs)[0].metric
     axes.set(title=f"{capitalised(metric)} around the joins", xlabel=turn_of(runs), ylabel=f"{split} {metric}")
     axes.set_xlim(0, max(len(run.records) for run in all_runs(runs)))
@@ -272,11 +272,11 @@ def _around_joins(figure: SubFigure, runs: Runs, split: Split, groups: ChoicesBy
         axes.text(0.5, 0.5, "not evaluated", transform=axes.transAxes, ha="center", color=MUTED.light)
 
 
-def _chosen_so_far(axes: Axes, seeds: Sequence[ChoicesByGroup]) -> None:
-    """Draw how often a client of each group was chosen so far, on average. `seeds` has an entry per seed."""
-    looks = group_looks(seeds[0])
-    mark_joins(axes, joins(seeds[0]))
-    for name, group in seeds[0].items():
-        if group.join_round:
+def _chosen_so_far(axes: Axes, seeds: Sequence[ChoicesByGroup], groups: ChoicesByGroup) -> None:
+    """Draw how often a client of each group that joined under every seed was chosen so far, on average."""
+    looks = group_looks(groups)
+    mark_joins(axes, joins(groups))
+    for name, group in groups.items():
+        if group.join_round and all(seed[name].join_round for seed in seeds):
             curves = [so_far(seed[name].chosen / max(seed[name].clients, 1), group.join_round) for seed in seeds]
             draw_band(axes, curves, looks[name], name)
