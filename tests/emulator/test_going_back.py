@@ -231,11 +231,10 @@ async def model_of_one(folder: Path, rounds: int = 5, **settings: Any) -> Vector
 @pytest.mark.parametrize("is_asynchronous", [False, True])
 async def test_a_run_goes_back_with_its_optimizer(tmp_path: Path, is_asynchronous: bool) -> None:
     """Without noise, rounds that are played again give the same model; only their attempt differs."""
-    steps = {"is_asynchronous": is_asynchronous, "asynchronous": Asynchronous(concurrency=1, buffer=1)}
-    settings: dict[str, Any] = {"optimizer": ADAM, **steps}
-    whole = await model_of_one(tmp_path / "one", **settings)
-    await model_of_one(tmp_path / "two", **settings, checkpoint_every=2)
-    again = await model_of_one(tmp_path / "two", **settings, checkpoint_every=2, back_to=2)
+    steps: dict[str, Any] = {"is_asynchronous": is_asynchronous, "asynchronous": Asynchronous(1, 1), "optimizer": ADAM}
+    whole = await model_of_one(tmp_path / "one", **steps)
+    await model_of_one(tmp_path / "two", **steps, checkpoint_every=2)
+    again = await model_of_one(tmp_path / "two", **steps, checkpoint_every=2, back_to=2)
     assert [r.attempt for r in log_of(tmp_path / "two")] == [1, 1, 2, 2, 2]
     assert again.tobytes() == whole.tobytes()
 

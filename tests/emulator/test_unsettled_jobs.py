@@ -16,11 +16,12 @@ from pausefl.results.accounting import UnansweredJobs
 from pausefl.results.tally import RunTally
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.clients import ClientTable
+from pausefl_server.model.staleness import Asynchronous
 from pausefl_server.monitoring.progress import LINES, PER_S, LineLimit
 from pausefl_server.records import EventKind, LogEvent, Miss, Ping, unsettled
 from pausefl_server.rounds.messages import Lost, Refusal, RefusalKind, Shutdown, Update
 from pausefl_server.rounds.pending_events import PendingEvents
-from pausefl_server.selection.policies.baselines import All
+from pausefl_server.selection.policies.baselines import All, Random
 from pausefl_server.state import RunState, replay
 from pausefl_server.storage.store import Store
 from rigs.clock import Clock
@@ -126,6 +127,18 @@ async def test_a_hello_within_a_round_does_not_settle_the_rounds_job(rig: MakeRi
         assert most_releases(r) == back.released == 11
 
 
+async def test_a_dropped_job_settles_no_other(rig: MakeRig) -> None:
+    """It waited for b's thread, which still works on a job of a server that was killed."""
+    steps = Asynchronous(concurrency=3, buffer=1)
+    async with rig(Random(3), minimum_clients=3, is_asynchronous=True, asynchronous=steps, rounds=2).running() as r:
+        await r.register(b := r.peer("b", manual=True), ledger=pb.Ledger(schedule="agreed", at_work=True))
+        await r.join_all("ac")
+        await b.next_job()
+        await r.coordinator.tell(Refusal("b", 1, 1, "withdrawn", "dropped its job"))
+        await r.played()
+        assert bounds(r)["b"] == 1
+
+
 async def test_a_later_hello_settles_what_was_owed_before_it(rig: MakeRig) -> None:
     async with rig(All(2), rounds=2, round_timeout_s=0.5).running() as r:
         a, b = await both_at_work(r)
@@ -147,8 +160,7 @@ async def test_a_client_given_up_before_the_run_is_stopped_may_have_charged(rig:
         a, b = await both_at_work(r)
         b.release()
         b.stop()
-        lost = Lost(b, "its connection broke", may_return=False)
-        for message in (lost, Ping("a", 0.1), Shutdown("stopped by SIGTERM")):
+        for message in (Lost(b, "it broke", may_return=False), Ping("a", 0.1), Shutdown("stopped by SIGTERM")):
             await r.coordinator.ask(message)
         await a.answer(1)
         await r.played()
@@ -246,9 +258,7 @@ async def test_a_client_may_have_charged_its_first_job_when_the_server_was_kille
     async with CoordinatorRig(tmp_path).running() as killed:
         _, b = await both_at_work(killed)
         b.release()
-    async with CoordinatorRig(tmp_path, All(1), rounds=1, minimum_clients=1).running() as r:
-        await r.join("a")
-        await r.played()
+    async with CoordinatorRig(tmp_path, All(1), rounds=1, minimum_clients=1).played_by("a") as r:
         assert most_releases(r) == b.released == 11
 
 
@@ -265,9 +275,7 @@ async def test_a_client_that_returned_may_have_charged_its_job_when_the_server_w
         back = await killed.join("b", manual=True, released=b.released)
         await back.next_job()
         back.release()
-    async with CoordinatorRig(tmp_path, All(1), rounds=2, minimum_clients=1).running() as r:
-        await r.join("c")
-        await r.played()
+    async with CoordinatorRig(tmp_path, All(1), rounds=2, minimum_clients=1).played_by("c") as r:
         assert most_releases(r) == back.released == 12
 
 
@@ -311,20 +319,17 @@ async def test_only_who_is_new_is_logged_before_the_job(rig: MakeRig, monkeypatc
         a, b = await both_at_work(r, released=0)
         await r.lose(b)
         back = await r.join_and_work("b")
-        for number in (1, 2):
-            for peer in (a, back):
-                await peer.answer(number)
-            if number == 1:
-                await a.next_job()
-                await back.next_job()
+        for peer in (a, back):
+            await peer.answer(1)
+        for peer in (a, back):
+            await peer.play(2)
         await r.played()
     assert saved == [(1, False), (3, True)]
 
 
 async def test_a_start_that_fails_before_a_job_is_out_charges_no_one(tmp_path: Path) -> None:
-    async with CoordinatorRig(tmp_path, rounds=2).running() as r:
-        await r.join_all("ab")
-        await r.played()
+    async with CoordinatorRig(tmp_path, rounds=2).played_by("ab"):
+        pass
     async with CoordinatorRig(tmp_path, rounds=3).running():
         pass
     async with CoordinatorRig(tmp_path, All(1), rounds=3, minimum_clients=1).running() as r:
@@ -365,12 +370,7 @@ EVENTS = st.builds(
 
 @given(st.lists(EVENTS, max_size=30))
 def test_merged_events_mean_the_same_and_are_few(kinds: list[LogEvent]) -> None:
-    events = [
-        LogEvent(e.kind, e.client_id, e.detail, n_examples=i, epsilon_spent=float(i), released=i)
-        if e.kind in {"joined", "reconciled"}
-        else e
-        for i, e in enumerate(kinds, 1)
-    ]
+    events = [replace(e, n_examples=i, epsilon_spent=float(i), released=i) for i, e in enumerate(kinds, 1)]
     pending = PendingEvents(events)
     kept = pending.take()
     # Each retirement is kept; of all other events, a few per client.

@@ -451,8 +451,7 @@ class Coordinator(Actor[_Message]):
     def _register(self, message: Register) -> None:
         client_id = message.hello.client_id
         self._pending.add(*self._members.register(message, self.state.round))
-        number = self.state.round + 1  # of a job that it still has from a server that was killed
-        earlier = (number, self._attempts.get(number, 1)) if message.hello.ledger.at_work else None
+        earlier = (self.state.round + 1, 1) if message.hello.ledger.at_work else None  # from a server that was killed
         if self._open is not None and (job := self._open.returned(client_id, self._now_s())) is not None:
             # The client lost its stream and is back. It gets the same job, and so answers with the same bytes.
             self._members.offer(client_id, job)
@@ -525,9 +524,11 @@ class Coordinator(Actor[_Message]):
 
     def _take_withdrawal(self, refusal: Refusal) -> None:
         client_id, round_, attempt = refusal.client_id, refusal.round, refusal.attempt
-        self._pending.add(LogEvent("withdrawn", client_id, refusal.reason, job_round=round_, job_attempt=attempt))
-        if self._open is not None and self._open.lacks(refusal):  # the run is ending
+        if self._open is not None and self._open.lacks(refusal):  # the run is ending, and no miss will tell of the job
             self._open.settle(client_id)
+            if self._settings.budget is not None:
+                self._pending.add(unsettled(client_id, round_, attempt))
+        self._pending.add(LogEvent("withdrawn", client_id, refusal.reason, job_round=round_, job_attempt=attempt))
 
     # -- the end
 

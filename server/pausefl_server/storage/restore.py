@@ -62,9 +62,8 @@ def restore(
     fresh = RunState.start(policy, settings.seed, tau_min_s=settings.tau_min_s, examples_max=settings.examples_max)
     state = replay(fresh, log, after_each, unfinished=log.failed_attempts())
     late = store.late_events()
-    with_late = replace(state, table=ClientTable(), at_work=dict(state.at_work))
-    with_late.before_round(begun + 1, late)
-    at_work = with_late.at_work  # by client, the last job of which no asynchronous step has used the answer
+    at_work = dict(state.at_work)  # by client, the last job of which no asynchronous step has used the answer
+    replace(state, table=ClientTable(), at_work=at_work).before_round(begun + 1, late)
     jobs = {number: given for number, _ in at_work.values() if (given := models.theta(number - 1)) is not None}
     if any(event.kind == "joined" for event in late):
         store.keep_first_hellos()
