@@ -138,7 +138,8 @@ class ClientSession:
             own_code=self._settings.own_code,
         )
         if ledger is not None:
-            at_work, spent = self._working is not None and not self._working.done(), ledger.spent  # in this order
+            # In this order: a job that is charged in between counts twice, not never.
+            at_work, spent = self._working is not None and not self._working.done(), ledger.spent
             hello.ledger.MergeFrom(pb.Ledger(schedule=self._settings.schedule, at_work=at_work))
             hello.ledger.released, hello.ledger.epsilon_spent = spent
         await stream.write(encode(pb.ClientMessage(hello=hello)))

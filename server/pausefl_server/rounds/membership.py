@@ -87,9 +87,7 @@ class Membership:
         self._observer.arrived(client_id, len(self._peers), round)
         for module in sorted(differing_modules(hello.own_code, self._settings.own_code) - self._told):
             self._told.add(module)  # it is often so at all clients
-            self._observer.noticed(
-                f"client {client_id} has other code in {module} than the server: it may train otherwise"
-            )
+            self._observer.noticed(f"{client_id} has other code in {module} than the server: it may train otherwise")
         return joined(hello, message.is_owner, message.host)
 
     def _check_count(self, client_id: str) -> None:
