@@ -5,7 +5,7 @@ Each test checks a sentence of FedBuff (Nguyen et al., 2022) or FedAsync (Xie et
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,11 +51,11 @@ class Dealt(FedAt):
 
 
 @dataclass(frozen=True)
-class Hasty(Random):
-    """A user's own policy, whose steps would need no update."""
+class Paced(Random):
+    """A user's own policy. A step would need no update until a client at work is measured, then one of each."""
 
     def updates_needed(self, table: ClientTable, at_work: IntArray, buffer: int) -> int:
-        return 0
+        return len(at_work) if table.measured[at_work].any() else 0
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ class Counting(Random):
 class Play:
     """A run whose clients answer in the order that the test says. Each answers the job that it has."""
 
-    def __init__(self, rig: CoordinatorRig) -> None:
+    def __init__(self, rig: CoordinatorRig, peers: Sequence[FakePeer]) -> None:
         self.rig = rig
         self.jobs: dict[str, tuple[int, int]] = {}
-        self.peers: dict[str, FakePeer] = {}
+        self.peers = {peer.client_id: peer for peer in peers}
         self.records: list[RoundRecord] = []
         self.events: list[tuple[str, str]] = []
 
@@ -90,17 +90,16 @@ class Play:
             came.append(peer.client_id)
         return sorted(came)
 
-    async def answer(self, client_id: str, **changes: Any) -> None:
-        """Let a client answer its job with `update_of(client_id, round)`."""
-        round_, attempt = self.jobs.pop(client_id)
-        await self.peers[client_id].answer(round_, attempt=attempt, **changes)
+    async def answer(self, *client_ids: str, **changes: Any) -> None:
+        """Let clients answer their jobs, each with `update_of(client_id, round)`."""
+        for client_id in client_ids:
+            round_, attempt = self.jobs.pop(client_id)
+            await self.peers[client_id].answer(round_, attempt=attempt, **changes)
 
 
 async def joined(r: CoordinatorRig, client_ids: str) -> Play:
     """A run whose clients have all joined."""
-    play = Play(r)
-    play.peers = {peer.client_id: peer for peer in await r.join_all(client_ids, manual=True)}
-    return play
+    return Play(r, await r.join_all(client_ids, manual=True))
 
 
 @asynccontextmanager
@@ -149,14 +148,10 @@ def test_no_update_counts_more_for_an_older_model(rule: str) -> None:
     assert weights[-1] > 0
 
 
-def test_tiers_are_not_formed_while_no_client_is_there() -> None:
-    table = ClientTable()
-    table.apply_events([LogEvent("joined", "a"), LogEvent("left", "a")], 1)
-    assert FedAt(1).observe((), seen_by_policy(record(1)), table) == ()
-
-
 def test_tiers_are_formed_once_by_latency_when_all_there_were_measured_and_newcomers_are_in_the_slowest() -> None:
     policy, seen, table = FedAt(1, tiers=2), seen_by_policy(record(1)), table_of("a", "b", "c")
+    (gone := table_of("a")).apply_events([LogEvent("left", "a")], 1)
+    assert policy.observe((), seen, gone) == (), "no client is there"
     table.apply_round(record(1, observation("a", latency_s=2.0), observation("b", latency_s=1.0)))
     assert policy.observe((), seen, table) == ()
     table.apply_events([LogEvent("left", "c")], 2)
@@ -180,14 +175,13 @@ async def test_with_k_c_and_all_clients_alike_it_is_fedavg_bit_for_bit(
             play = await joined(r, "abcd")
             for _ in range(3):
                 assert await play.handed_out(4) == [*"abcd"]
-                for client_id in order or "cabd":
-                    await play.answer(client_id)
+                await play.answer(*(order or "cabd"))
             await r.played()
             final.append([record.model_digest for record in r.store.rounds()])
     assert final[0] == final[1] == final[2]
 
 
-@pytest.mark.parametrize("policy", [Random(1), Hasty(1)])
+@pytest.mark.parametrize("policy", [Random(1), Paced(1)])
 async def test_a_sequence_of_one_client_is_plain_descent(rig: MakeRig, policy: Policy) -> None:
     async with playing(rig, "a", Asynchronous(concurrency=1, buffer=1), policy, rounds=4) as play:
         for _ in range(4):
@@ -208,8 +202,7 @@ async def test_a_stale_update_enters_as_printed_and_rules_differ_by_the_models_w
     optimizer = ServerOptimizer(learning_rate=1.0 if rule == "fedasync" else 0.5)
     async with playing(rig, "ab", steps, optimizer=optimizer) as play:
         assert await play.handed_out(2) == ["a", "b"]
-        await play.answer("a")
-        await play.answer("b")
+        await play.answer(*"ab")
     downloaded = play.rig.theta_0
     first = downloaded + alpha * update_of("a", 1)
     if rule == "fedbuff":
@@ -226,8 +219,7 @@ async def test_equal_staleness_damps_with_the_plain_normaliser(rig: MakeRig, nor
     steps = Asynchronous(concurrency=4, buffer=2, normaliser=normaliser)  # type: ignore[arg-type]  # a valid name
     async with playing(rig, "abcd", steps) as play:
         await play.handed_out(4)
-        for client_id in "dacb":
-            await play.answer(client_id)
+        await play.answer(*"dacb")
     weights, (c, b) = np.array([60.0, 30.0]), (update_of("c", 1), update_of("b", 1))
     first = (10 * update_of("a", 1) + 100 * update_of("d", 1)) / 110
     second = factor * (weights[0] * c + weights[1] * b) / weights.sum()
@@ -245,8 +237,7 @@ async def test_a_step_is_taken_at_every_kth_arrival_and_its_sum_has_one_order(ri
             await play.answer(client_id)
         await play.handed_out(2)
         after_one = theta(play)
-        for client_id in [*play.jobs]:
-            await play.answer(client_id)
+        await play.answer(*play.jobs)
     assert [o.client_id for o in play.records[0].observations] == [*"abc"]
     expected = np.float32(0.1) * update_of("a", 1)
     for client_id, share in (("b", 0.3), ("c", 0.6)):
@@ -283,8 +274,7 @@ async def test_elapsed_time_never_goes_back(rig: MakeRig, monkeypatch: pytest.Mo
         await play.handed_out(2)
         await play.answer("a", arrived_s=0.0)
         await play.handed_out(1)
-        await play.answer("b", arrived_s=5.0)
-        await play.answer("a", arrived_s=5.0)
+        await play.answer(*"ba", arrived_s=5.0)
     first, second, _ = play.records
     assert first.observations[0].came_back_s + 5.0 == first.elapsed_s <= second.elapsed_s
 
@@ -301,8 +291,7 @@ async def test_free_places_are_given_at_once_until_the_last_step_has_all_it_need
         await play.answer(first[1])  # the first step; two are at work, and the second step needs two
         await play.rig.coordinator.tell(Refusal(first[2], *play.jobs.pop(first[2]), "refused", "it has no data"))
         (instead,) = await play.handed_out(1)
-        await play.answer(fourth)
-        await play.answer(instead)
+        await play.answer(fourth, instead)
     assert sum(len(record.chosen) for record in play.records) == 5
     assert [len(record.observations) for record in play.records] == [2, 2]
     assert sum(peer.released for peer in play.peers.values()) == 4
@@ -364,8 +353,7 @@ async def test_answers_to_steps_that_never_were_enter_no_model_and_are_charged(r
         await play.handed_out(2)
         for job in ((2, 1), (0, 1), (1, 2), (2**32 - 1, 1)):
             await play.peers["a"].answer(job[0], attempt=job[1])
-        for client_id in "ab":
-            await play.answer(client_id)
+        await play.answer(*"ab")
     step = np.float32(0.25) * update_of("a", 1) + np.float32(0.75) * update_of("b", 1)
     assert np.array_equal(theta(play), play.rig.theta_0 + step)
     assert (play.rig.rejected(), play.rig.spent("a")) == (4, (5, BUDGET.spent(5)))
@@ -375,8 +363,7 @@ async def test_fewer_updates_make_a_step_where_no_client_is_at_work_and_none_can
     async with playing(rig, "abc", Asynchronous(concurrency=3, buffer=3), rounds=1) as play:
         await play.handed_out(3)
         await play.rig.coordinator.tell(Refusal("a", *play.jobs.pop("a"), "refused", "it has no data"))
-        for client_id in "bc":
-            await play.answer(client_id)
+        await play.answer(*"bc")
     (record,) = play.records
     assert [o.client_id for o in record.observations] == ["b", "c"]
     assert [(miss.client_id, miss.kind) for miss in record.misses] == [("a", "refused")]
@@ -440,8 +427,7 @@ async def test_each_tier_plays_rounds_and_the_model_is_the_mean_of_theirs_also_a
     changes, records = few_steps(4, 4, buffer=2, rule="fedat"), list[list[RoundRecord]]()
 
     async def finish(r: CoordinatorRig, play: Play) -> None:
-        await play.answer("d")
-        await play.answer("b")
+        await play.answer(*"db")
         await r.played()
         records.append(r.store.rounds())
 
@@ -451,12 +437,10 @@ async def test_each_tier_plays_rounds_and_the_model_is_the_mean_of_theirs_also_a
             play = await begun(r, "abcd")
             assert play.jobs == {"a": (1, 1), "b": (1, 1), "c": (1, 2), "d": (1, 2)}
             for number in (2, 3):
-                await play.answer("b")
-                await play.answer("a")
+                await play.answer(*"ba")
                 assert await play.handed_out(2) == [*"ab"]
                 assert play.jobs["a"] == play.jobs["b"] == (number, 1)
-            await play.answer("c")
-            await play.answer("a")
+            await play.answer(*"ca")
             if not is_killed:
                 await finish(r, play)
         if is_killed:
@@ -502,11 +486,9 @@ async def test_a_tier_that_has_all_its_answers_waits_for_none_of_another(rig: Ma
     async with playing(rig, "abcd", steps, Dealt(4, tiers=2), rounds=3) as play:
         await play.handed_out(4)
         await play.rig.coordinator.tell(Refusal("d", *play.jobs.pop("d"), "refused", "it has no data"))
-        for client_id in "abc":
-            await play.answer(client_id)
+        await play.answer(*"abc")
         await play.handed_out(2)
-        for client_id in "ab":
-            await play.answer(client_id)
+        await play.answer(*"ab")
     assert [{o.client_id for o in record.observations} for record in play.records] == [{*"ab"}, {"c"}, {*"ab"}]
 
 
@@ -515,8 +497,7 @@ async def test_a_round_whose_clients_are_of_two_tiers_by_its_end_is_the_slower_t
     async with playing(rig, "abcd", steps, Dealt(4, tiers=2), rounds=1) as play:
         assert await play.handed_out(2) == [*"ab"]
         play.rig.coordinator.state.policy = Dealt(4, tiers=2, of_client="0111")  # formed anew, by latency
-        for client_id in "ab":
-            await play.answer(client_id)
+        await play.answer(*"ab")
     assert play.rig.coordinator.model.optimizer_state[-2:].tolist() == [0, 1]
 
 
@@ -535,10 +516,7 @@ async def begun(r: CoordinatorRig, client_ids: str) -> Play:
 
 async def resumed(before: Play, r: CoordinatorRig) -> Play:
     """The run after a kill. The clients of `before` have come back with their ledgers."""
-    after = Play(r)
-    for client_id, peer in before.peers.items():
-        after.peers[client_id] = await r.join(client_id, manual=True, released=peer.released)
-    return after
+    return Play(r, [await r.join(i, manual=True, released=peer.released) for i, peer in before.peers.items()])
 
 
 @pytest.mark.usefixtures("short_drain")
@@ -550,10 +528,24 @@ async def test_a_kill_in_the_first_step_forgets_neither_its_jobs_nor_that_they_w
         after = await resumed(before, r)
         assert await after.handed_out(3) == [*"abc"]
         assert after.jobs == before.jobs
-        for client_id in "ab":
-            await after.answer(client_id)
+        await after.answer(*"ab")
         await r.played()
         assert r.coordinator.state.table.chosen.tolist() == [1, 1, 1]
+
+
+async def test_a_policy_paces_steps_that_begin_with_kept_answers_or_after_a_kill(tmp_path: Path) -> None:
+    """All answers come at once. The second step needs more than at its begin: it must not wait for clients at rest."""
+    changes = few_steps(3, 3, buffer=1)
+    async with CoordinatorRig(tmp_path, Paced(3), **changes | {"rounds": 4}).running() as r:
+        before = await begun(r, "abc")
+        await before.answer(*"abc")
+        await before.handed_out(3)
+    async with CoordinatorRig(tmp_path, Paced(3), **changes).running() as r:
+        after = await resumed(before, r)
+        await after.handed_out(3)
+        await after.answer(*"abc")
+        await r.played()
+        assert [[o.client_id for o in record.observations] for record in r.store.rounds()] == [["a"], [*"bc"], [*"abc"]]
 
 
 async def test_a_client_whose_model_grew_too_old_before_a_kill_is_a_miss_after_it(tmp_path: Path) -> None:
@@ -578,8 +570,7 @@ async def test_a_kill_after_the_last_step_keeps_in_mind_who_may_have_charged_a_j
         play = await begun(r, "abc")
         committed = asyncio.Event()
         r.on_shown = lambda _: committed.set() if len(r.store.rounds()) == 2 else None
-        await play.answer("a")
-        await play.answer("c")
+        await play.answer(*"ac")
         async with asyncio.timeout(20):
             await committed.wait()  # the run then waits for the outcome of the other job
     async with CoordinatorRig(tmp_path, Random(3), **changes).running() as r:
@@ -591,7 +582,6 @@ async def test_a_kill_after_the_last_step_keeps_in_mind_who_may_have_charged_a_j
 async def test_the_state_knows_as_the_log_does_whose_job_of_an_earlier_step_is_out_at_the_end(rig: MakeRig) -> None:
     async with playing(rig, "abc", Asynchronous(concurrency=3, buffer=1), privacy=PRIVATE) as play:
         await play.handed_out(3)
-        await play.answer("a")
-        await play.answer("c")
+        await play.answer(*"ac")
     assert play.rig.coordinator.state.at_work == {"b": (1, 1)}
     assert play.peers["b"].withdrawn == [(1, 1)], "it need not go on"

@@ -16,7 +16,7 @@ from pausefl_proto.budget import Release
 from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
 from pausefl_server.host_limits import HostLimits
-from pausefl_server.model.aggregation import Aggregation
+from pausefl_server.model.aggregation import Aggregation, AggregationRule, weighted_mean
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import ServerOptimizer
 from pausefl_server.records import TIMING_TOLERANCE_S, LogEvent, Miss, Observation, Timing
@@ -207,14 +207,23 @@ def test_a_fresh_and_a_late_update_of_a_client_are_rejected_each_once() -> None:
     np.testing.assert_allclose(found.model.theta, unit)
 
 
+class Weighing(AggregationRule):
+    """A user's own rule, which is "fedavg"."""
+
+    def combine(self, updates: Sequence[Vector], weights: FloatArray) -> Vector:
+        return weighted_mean(updates, weights)
+
+
 @pytest.mark.parametrize(
-    ("rule", "old"), [({}, 10), ({"rule": "norm-clip"}, 1), ({"rule": "krum"}, 1), ({"norm_limit": 1.5}, 1)]
+    ("rule", "old"), [("fedavg", 10), (Weighing(), 10), ("norm-clip", 1), ("krum", 1), ({"norm_limit": 1.5}, 1)]
 )
-def test_rules_see_updates_as_they_came_and_old_ones_count_less_as_in_fedbuff(rule: dict[str, Any], old: float) -> None:
-    """Σ s(τ)Δ / K with equal weights, of one fresh update and two that are three rounds late: s = 1/2."""
-    late = [(replace(answer_of(i, 1, Release(), vector=np.full(2, old, np.float32)), round=-2), 10.0) for i in "cd"]
-    found = aggregated({"a": np.ones(2, np.float32)}, server_settings(2, aggregation=Aggregation(**rule)), None, late)
-    np.testing.assert_allclose(found.model.theta, (1 + 2 * old / 2) / 3, rtol=1e-6)
+def test_rules_see_updates_as_they_came_and_old_ones_count_less_as_in_fedbuff(rule: Any, old: float) -> None:
+    """Σ s(τ)w Δ / Σ w of one fresh update and two that are three rounds late: s = 1/2. Krum ignores weights."""
+    late = [(replace(answer_of(i, 1, Release(), vector=np.full(2, old, np.float32)), round=-2), 30.0) for i in "cd"]
+    settings = server_settings(2, aggregation=Aggregation(**rule) if isinstance(rule, dict) else Aggregation(rule))
+    weight = 10.0 if rule == "krum" else 30.0
+    found = aggregated({"a": np.ones(2, np.float32)}, settings, None, late)
+    np.testing.assert_allclose(found.model.theta, (10 + 2 * weight * old / 2) / (10 + 2 * weight), rtol=1e-6)
 
 
 def test_a_table_made_of_some_columns_has_the_others_at_their_defaults() -> None:

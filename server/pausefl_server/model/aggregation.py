@@ -69,7 +69,7 @@ class Aggregation:
         """
         if discounts is None or discounts.min() == 1:
             return self.combine(updates, read_only(weights))
-        is_weighed = isinstance(self.rule, str) and self.rule in _AVERAGED
+        is_weighed = isinstance(self.rule, AggregationRule) or self.rule in _AVERAGED  # a user's rule gets weights, too
         share = np.average(discounts, weights=weights if is_weighed else None)
         return np.float32(share) * self.combine(updates, read_only(weights * discounts))
 

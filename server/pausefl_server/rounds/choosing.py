@@ -55,6 +55,12 @@ def free_places(
     return FreePlaces(count, rows, jobs) if count > 0 and rows.size else None
 
 
+def updates_needed(settings: ServerSettings, state: RunState, at_work: IntArray) -> int:
+    """How many updates an asynchronous step needs while these rows are at work: K, or as the policy paces it."""
+    buffer = settings.asynchronous.buffer
+    return max(1, state.policy.updates_needed(state.table, at_work, buffer)) if at_work.size else buffer
+
+
 def selectable_rows(
     table: ClientTable, round: int, m: int, rest_rounds_max: int, among: IntArray | None = None
 ) -> IntArray:

@@ -18,7 +18,7 @@ from pausefl_server.records import EventKind, LogEvent, Ping, RoundRecord, unset
 from pausefl_server.release_checks import check_release, is_plausible
 from pausefl_server.rounds.aggregation import aggregate
 from pausefl_server.rounds.budget_exhaustion import budgets_end, too_few_left, used_up
-from pausefl_server.rounds.choosing import FreePlaces, free_places
+from pausefl_server.rounds.choosing import FreePlaces, free_places, updates_needed
 from pausefl_server.rounds.deadline import Patience, answers_needed, round_timeout_s
 from pausefl_server.rounds.elapsed import Elapsed
 from pausefl_server.rounds.evaluation import EvaluatorActor
@@ -166,7 +166,7 @@ class Coordinator(Actor[_Message]):
         step.events += events
         step.attempt = self._attempts.get(number, 1)
         self._ask_again(step)
-        self._take_surplus()
+        self._take_surplus(step)
         await self._hand_out(step)
         self._take_whole(step)  # handing out has set how many answers are needed
         await asyncio.sleep(0)  # let the job leave before anything else is done
@@ -199,11 +199,9 @@ class Coordinator(Actor[_Message]):
     def _ask_again(self, step: OpenStep) -> None:
         """Send the jobs that were out at an interruption again. Clients answer the same keys with the same bytes."""
         at_work, self._to_ask_again = self._to_ask_again, {}
-        jobs = dict[tuple[int, int], Dispatch]()
+        models = {key: self._start.models[key[0]] for key in at_work.values()}
+        jobs = {key: self._preparer.frame(*key, theta, digest(theta)) for key, theta in models.items()}
         for client_id, key in sorted(at_work.items(), key=lambda item: (item[1], item[0])):
-            if key not in jobs:
-                theta = self._start.models[key[0]]
-                jobs[key] = self._preparer.frame(*key, theta, digest(theta))
             rows, now_s = self.state.table.rows([client_id]), self._now_s()
             draw = Draw(*key, int(rows[0]), client_id, None)
             step.add_job(client_id, jobs[key], now_s, round_timeout_s(self._settings, self.state.table, rows), [draw])
@@ -254,7 +252,7 @@ class Coordinator(Actor[_Message]):
             step.needed = answers_needed(len(asked), *needs, beyond)
         else:
             self._attempts[step.number] = attempt + 1
-            step.needed = max(1, self.state.policy.updates_needed(table, table.rows(step.due), self._needed))
+            self._take_surplus(step)
         for client_id in dict.fromkeys(chosen):  # once each, even if the policy drew a client twice
             self._members.offer(client_id, job)
 
@@ -332,7 +330,7 @@ class Coordinator(Actor[_Message]):
 
         A client at work may be charging the job. The server waits a moment for it, then logs it as unsettled.
         """
-        self._take_surplus()
+        self._take_surplus(step)
         until_s = self._now_s() + (_DRAIN_S if self._settings.budget is not None else 0.0)
         while step.due and (left_s := until_s - self._now_s()) > 0:
             await self.pump(left_s)
@@ -492,7 +490,10 @@ class Coordinator(Actor[_Message]):
         update = with_stop_before(update, self.state.usual_propagation_s.get(update.client_id, 0.0))
         step.take(update, self.state.table, self._now_s())
 
-    def _take_surplus(self) -> None:
+    def _take_surplus(self, step: OpenStep) -> None:
+        """Use kept updates, as many as the step needs while these clients are at work; all of them if the run ends."""
+        if self._settings.is_asynchronous:
+            step.needed = updates_needed(self._settings, self.state, self.state.table.rows(step.due))
         surplus, self._surplus = self._surplus, {}
         for update in surplus.values():
             self._take_update(update)

@@ -9,7 +9,7 @@ import numpy as np
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_server.records import Miss, Observation, RoundRecord, Timing
 from pausefl_server.rounds.attempt import attempt_record, next_release
-from pausefl_server.rounds.choosing import choose, context_of, free_places
+from pausefl_server.rounds.choosing import choose, context_of, free_places, updates_needed
 from pausefl_server.rounds.deadline import round_timeout_s
 from pausefl_server.selection import Oracle
 from pausefl_server.settings import ServerSettings
@@ -44,18 +44,18 @@ class Steps:
 
     def step(self, t: int, *answers_s: FloatArray) -> RoundRecord:
         """The record of step t. `answers_s`: the answers of clients that get a job in it, (K,) each, by row."""
-        table, elapsed_s, buffer = self._state.table, self._state.elapsed_s, self._server.asynchronous.buffer
+        table, elapsed_s = self._state.table, self._state.elapsed_s
         oldest = t - self._server.asynchronous.staleness_max
         given_up = [job for job in self._out if job.step < oldest or not table.connected[job.row]]
         self._out = sorted(set(self._out).difference(given_up))
         ended = [job._replace(ends_s=self._now_s, elapsed_s=elapsed_s, is_missed=True) for job in given_up]
         chosen: list[int] = []
-        needed, answered = buffer, list[int]()
+        needed, answered = updates_needed(self._server, self._state, self._at_work()), list[int]()
         while (lacks := needed - len(answered)) > 0 and not (self._has_tiers and answered):
             taken = {*chosen, *(job.row for job in ended)}
             while given := self._hand_out(t, elapsed_s, lacks, answered, taken, *answers_s):
                 chosen += given
-                needed = max(1, self._state.policy.updates_needed(table, self._at_work(), buffer))
+                needed = updates_needed(self._server, self._state, self._at_work())
             if not self._out:
                 break
             ended.append(heappop(self._out))
@@ -73,15 +73,7 @@ class Steps:
         return np.array([job.row for job in self._out], np.int64)
 
     def _hand_out(
-        self,
-        t: int,
-        elapsed_s: float,
-        lacks: int,
-        answered: list[int],
-        taken: set[int],
-        came_s: FloatArray,
-        took_s: FloatArray,
-        latency_s: FloatArray,
+        self, t: int, elapsed_s: float, lacks: int, answered: list[int], taken: set[int], *answers_s: FloatArray
     ) -> list[int]:
         """Give free places to idle clients that are not in `taken`; returns the rows of the chosen clients."""
         server, at_work = self._server, self._at_work()
@@ -92,12 +84,13 @@ class Steps:
             return []
         context = context_of(server, self._state, self._oracle, t, self._given, free=free)
         rows = choose(context, self._state, free).rows
+        came_s, took_s, latency_s = (of_each[rows] for of_each in answers_s)
         deadline_s = round_timeout_s(server, self._state.table, rows) / server.time_scale
-        ends_s, is_missed = self._now_s + np.minimum(came_s[rows], deadline_s), came_s[rows] >= deadline_s
-        counts_s, elapsed_by_row_s = ends_s, elapsed_s + np.where(is_missed, deadline_s, took_s[rows])
+        ends_s, is_missed = self._now_s + np.minimum(came_s, deadline_s), came_s >= deadline_s
+        counts_s, elapsed_by_row_s = ends_s, elapsed_s + np.where(is_missed, deadline_s, took_s)
         if self._has_tiers:
             counts_s, elapsed_by_row_s = (np.full(len(rows), each.max()) for each in (counts_s, elapsed_by_row_s))
-        for each in zip(counts_s, rows, ends_s, elapsed_by_row_s, latency_s[rows], is_missed, strict=True):
+        for each in zip(counts_s, rows, ends_s, elapsed_by_row_s, latency_s, is_missed, strict=True):
             counts, row, *of_job = (value.item() for value in each)
             heappush(self._out, _Job(counts, self._given, row, t, self._now_s, *of_job))
         self._given += len(rows)
