@@ -150,8 +150,8 @@ class ClientSession:
         match message.WhichOneof("kind"):
             case "welcome" if (version := message.welcome.protocol_version) != PROTOCOL_VERSION:
                 raise OSError(f"it speaks protocol version {version}, this client {PROTOCOL_VERSION}")
-            case "welcome" if len(message.welcome.run_id) > _LONGEST_RUN_ID:
-                raise OSError(f"its name of the run has {len(message.welcome.run_id)} characters")
+            case "welcome" if len(run_id := message.welcome.run_id) > _LONGEST_RUN_ID or not run_id.isprintable():
+                raise OSError(f"its name of the run has {len(run_id)} characters, or some that are not printable")
             case "welcome" if self._settings.run_id not in ("", message.welcome.run_id):
                 raise Dismissed("the server plays another run")
             case "welcome":

@@ -41,6 +41,7 @@ def _options(dead_after_s: float) -> Options:
     answer_ms = int(answers_within_s(dead_after_s) * 1000)
     return (
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.per_message_decompression", 0),  # no peer of ours compresses, and gRPC 1.73 limits sizes after it
         ("grpc.keepalive_time_ms", int(dead_after_s * 1000 / 2)),
         ("grpc.keepalive_timeout_ms", answer_ms),
         # gRPC also sends pings to measure bandwidth; without them, a long link would carry a model far more slowly.

@@ -51,7 +51,7 @@ _Limits = list[tuple[Callable[..., bool], str, Any]]
 
 
 def _check(name: str, number: Any, limits: _Limits) -> None:
-    if not (math.isfinite(number) and all(holds(number, limit) for holds, _, limit in limits)):
+    if not (-math.inf < number < math.inf and all(holds(number, limit) for holds, _, limit in limits)):
         kind = [] if isinstance(number, Integral) else ["a finite number"]
         in_words = " and ".join(f"{words} {limit}" for _, words, limit in limits)
         raise ValueError(f"{name} = {number}: must be {', '.join([*kind, in_words] if limits else kind)}")

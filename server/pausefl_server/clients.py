@@ -264,7 +264,7 @@ class ClientTable:
 
 def only_labels(statistics: Mapping[str, float]) -> dict[str, float]:
     """The label counts among an update's statistics: a client may state no others. The rest are the policy's own."""
-    return {name: value for name, value in statistics.items() if name.startswith("label_")}
+    return {n: value for n, value in statistics.items() if n.startswith("label_") and n[len("label_") :].isdecimal()}
 
 
 # Name of the column -> a new client's value.

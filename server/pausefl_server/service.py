@@ -18,6 +18,7 @@ from pausefl_process.health import health_routes
 from pausefl_process.host_monitor import Clock, HostMonitor, HostWatch
 from pausefl_process.http_server import Route, WebServer
 from pausefl_proto.errors import PauseflError
+from pausefl_proto.foreign_text import shown
 from pausefl_proto.wire import Vector
 from pausefl_server.actor import ActorStopped
 from pausefl_server.connections.endpoints import Endpoints
@@ -309,7 +310,7 @@ async def _end(coordinator: Coordinator, interruption: Interruption) -> None:
 
 def _run_id(store: Store, name: str) -> str:
     """The run's id. It is unique, whatever directories are called, because one client ledger may hold many runs."""
-    run_id = store.meta("run_id") or f"{name}-{secrets.token_hex(8)}"
+    run_id = store.meta("run_id") or f"{shown(name)}-{secrets.token_hex(8)}"
     store.set_meta("run_id", run_id)
     return run_id
 

@@ -1,11 +1,13 @@
 """The evaluator as a service: θ_0 and evaluations over real gRPC, and what happens when it does not answer."""
 
 import asyncio
+import math
 import shutil
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -171,6 +173,19 @@ async def test_what_is_no_model_is_refused_and_the_next_is_evaluated(part: bytes
         assert len((await remote.evaluate(np.zeros(3, np.float32), subset=True, patient=False)).evaluations) == 2
 
 
+RATED: Any = {"split": "test", "subset": True, "n_examples": 3, "accuracy": 0.5, "loss": 1.0}
+LIES: Any = ({"n_examples": 1 << 63}, {"accuracy": math.nan}, {"accuracy": 2.0}, {"loss": math.nan}, {"subset": False})
+NO_ANSWERS = (b"\xff", *(pb.Evaluations(evaluations=[RATED | lie]).SerializeToString() for lie in LIES))
+
+
+@pytest.mark.parametrize("answer", NO_ANSWERS)
+async def test_an_answer_that_the_log_cannot_hold_is_lost(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EvaluatorServer, "_evaluate", lambda *_: answer)
+    async with serving() as address, asking(address) as remote:
+        with pytest.raises(EvaluatorLost, match=r"finds|no message"):
+            await remote.evaluate(np.zeros(3, np.float32), subset=True, patient=False)
+
+
 async def test_a_server_takes_renewed_certificates(authority: Authority, stranger: Authority, tmp_path: Path) -> None:
     """Once the server kept its first certificates: when the evaluator's were renewed, no accuracy came any more."""
     mine = Tls(*(str(tmp_path / name) for name in ("tls.crt", "tls.key", "ca.crt")))
@@ -251,17 +266,6 @@ async def test_an_evaluator_that_does_not_answer_is_given_up_without_a_model_beh
         await server.stop()
 
 
-async def test_an_evaluator_that_comes_up_late_is_waited_for() -> None:
-    port, said = free_port(), Said()
-    async with asking(f"127.0.0.1:{port}", said=said) as remote:
-        asked = asyncio.ensure_future(remote.initial())
-        await said.anything.wait()
-        assert said[0].startswith(f"waiting up to 20 s for the evaluator at 127.0.0.1:{port}: ")
-        assert not asked.done()
-        async with serving(port):
-            assert (await asked)[0].size == 3
-
-
 async def test_an_evaluator_that_never_comes_up_or_stays_full_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_ASK_AGAIN_S", 0.01)
     async with asking("127.0.0.1:1", patience_s=0.1) as remote:
@@ -273,19 +277,20 @@ async def test_an_evaluator_that_never_comes_up_or_stays_full_is_lost(monkeypatc
             await remote.initial()
 
 
-async def test_only_the_patient_wait_for_an_evaluator_that_is_lost() -> None:
-    theta, said = np.zeros(3, np.float32), Said()
-    async with serving() as address:
-        pass
+async def test_only_the_patient_wait_for_an_evaluator_that_comes_up_late_or_is_lost() -> None:
+    theta, said, address = np.zeros(3, np.float32), Said(), f"127.0.0.1:{(port := free_port())}"
     async with asking(address, said=said) as remote:
-        with pytest.raises(EvaluatorLost, match=f"the evaluator at {address} does not answer"):
-            await remote.evaluate(theta, subset=True, patient=False)
-        assert not said
-        asked = asyncio.ensure_future(remote.evaluate(theta, subset=False, patient=True))
-        await said.anything.wait()
-        async with serving(int(address.rpartition(":")[2])):
-            assert len(await asked) == 2
-            assert len((await remote.evaluate(theta, subset=True, patient=False)).evaluations) == 2
+        for ask in (remote.initial, partial(remote.evaluate, theta, subset=False, patient=True)):
+            with pytest.raises(EvaluatorLost, match=f"the evaluator at {address} does not answer"):
+                await remote.evaluate(theta, subset=True, patient=False)
+            assert not said
+            asked = asyncio.ensure_future(ask())
+            await said.anything.wait()
+            assert said.pop().startswith(f"waiting up to 20 s for the evaluator at {address}: ")
+            said.anything.clear()
+            async with serving(port):
+                assert await asked
+                assert len((await remote.evaluate(theta, subset=True, patient=False)).evaluations) == 2
 
 
 @asynccontextmanager

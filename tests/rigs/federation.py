@@ -168,11 +168,11 @@ def log_of(folder: Path) -> list[RoundRecord]:
 
 @asynccontextmanager
 async def raw_stream(
-    port: int, token: str = "", method: str = "Join"
+    port: int, token: str = "", method: str = "Join", compression: Any = None
 ) -> AsyncIterator["grpc.aio.StreamStreamCall[bytes, bytes]"]:
     """Yield a bare gRPC stream, without our client's code and without its message limits."""
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options, compression) as channel:
         call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{method}")(
             metadata=(("authorization", f"Bearer {token}"),) if token else None
         )

@@ -71,7 +71,8 @@ def test_what_is_known_to_be_spent_is_not_talked_down(said: float, logged: float
 
 @pytest.mark.parametrize(("disclosed", "loss", "labels"), [((), None, {}), (("loss", "labels"), 0.5, {"label_0": 3.0})])
 def test_the_undisclosed_is_unlogged(disclosed: tuple[str, ...], loss: float | None, labels: dict[str, float]) -> None:
-    found = observed(settings={"disclosed": frozenset(disclosed)}, loss=0.5, statistics={"label_0": 3.0, "drift": 0.0})
+    stated = dict.fromkeys(("label_0", "drift", "label_\x1b[2J"), 3.0)
+    found = observed(settings={"disclosed": frozenset(disclosed)}, loss=0.5, statistics=stated)
     assert (found.loss, found.statistics) == (loss, labels)
 
 

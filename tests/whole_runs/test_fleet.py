@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -26,10 +27,11 @@ from pausefl.runtime.run import run_experiment
 from pausefl.runtime.standing_fleet import StandingFleet
 from pausefl.studies.campaign import Planned
 from pausefl.studies.playing import _place_on_a_fleet
-from pausefl_client.privacy.ledger import verified_spend
+from pausefl_client.privacy.ledger import Ledger, verified_spend
 from pausefl_process.events import MetricsServed, ProgressEvent, SpentInAllRuns
 from pausefl_proto.budget import Budget
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.settings import PrivacySettings
 from rigs.command import Background, greatest_told, kill_group, query, rounds_in, synthetic, toml_of
@@ -151,6 +153,24 @@ async def test_neither_a_client_locked_out_nor_a_model_of_ones_own_ends_clients_
     assert task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert "takes no part: ValueError: no such backbone (" in caplog.text
+
+
+async def test_no_offer_ends_clients_that_stay_or_forges_lines_of_their_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered, forged = json.loads(offer_of(parse_experiment(ONE))), "\x1b[2J\nforged line"
+    changes: list[dict[str, Any]] = [{"epochs": 10**400}, {"training": {"kind": []}}, {"x" * 9999: 1}, {}]
+    texts = (json.dumps({**offered, "workload": offered["workload"] | change}) for change in changes)
+    offers = [pb.ExperimentOffer(experiment=text, run_id=forged) for text in texts]
+    monkeypatch.setattr(staying_module, "fetch_offer", AsyncMock(side_effect=[*offers, asyncio.CancelledError]))
+    monkeypatch.setattr(staying_module, "LONGEST_AFTER_REFUSAL_S", 0.0)
+    monkeypatch.setattr(staying_module, "play_over_grpc", AsyncMock(side_effect=PauseflError("no server")))
+    caplog.set_level("INFO", "pausefl.client")
+    Ledger(tmp_path / "client-000.db", BUDGET, unit="vector").close()
+    with pytest.raises(asyncio.CancelledError):
+        await stay(staying(1, tmp_path), lambda _: None)
+    assert [message for message in caplog.messages if not message.isprintable() or len(message) > 1200] == []
+    assert sum("takes no part" in message for message in caplog.messages) == 3
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def filled(kinds: Kinds, said: Any, *, undo: bool = False) -> Any:
     """
     if isinstance(said, list):
         return [filled(kinds, part, undo=undo) for part in said]
-    if not (isinstance(said, dict) and "kind" in said):
+    if not (isinstance(said, dict) and isinstance(said.get("kind"), str)):
         return said
     if kinds.defaults is not None:
         return _changed(said, kinds.defaults.get(said["kind"], {}), undo)

@@ -48,9 +48,7 @@ class StreamQuota:
         try:
             yield
         finally:
-            self._held[connection] -= 1
-            if not self._held[connection]:
-                del self._held[connection]
+            self._held -= Counter((connection,))
 
 
 class HelloLimiter:

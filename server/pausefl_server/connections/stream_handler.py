@@ -113,16 +113,12 @@ class ClientStreamHandler:
                 hello = _hello(await stream.read())
             with self._told_of_refusal(peer):
                 is_owner = self._admission.check(hello.client_id, peer.names, peer.token)
-            if hello.run_id not in ("", self._settings.run_id):
-                await self._send_away(stream, peer, self._welcome)
-                return
             if (rate_limit := self._rate_limits.get(hello.client_id)) is not None:
                 rate_limit.check_allowed()
                 rate_limit.count_unsolicited("came and went")
-        except WireError as error:
-            await self._send_away(stream, peer, _goodbye(error))
-            return
-        try:
+            if hello.run_id not in ("", self._settings.run_id):
+                await self._send_away(stream, peer, self._welcome)
+                return
             await self._serve(stream, hello, peer, is_owner, rate_limit or ClientRateLimit(self._watch.clock))
         except (WireError, ActorStopped) as error:
             await self._send_away(stream, peer, _goodbye(error))

@@ -17,8 +17,9 @@ from pausefl_client.privacy.ledger import Life, verified_spend
 from pausefl_client.reconnection import Reconnection
 from pausefl_client.transport import fetch_offer
 from pausefl_process.events import Report, SpentInAllRuns
-from pausefl_process.plugins import errors_of_own_code
+from pausefl_process.plugins import errors_of_own_code, with_place
 from pausefl_proto.errors import ConfigError, LedgerError, PauseflError, first_error
+from pausefl_proto.foreign_text import shown
 
 log = logging.getLogger("pausefl.client")
 
@@ -57,16 +58,16 @@ async def stay(clients: StayingClients, report: Report) -> None:
             try:
                 token = token_for(connection_plan(own), address, asks)  # read again: it may have been renewed
                 offer = await fetch_offer(address, own.tls.in_use(asks), token, way)
-                plan = in_run(client_plan(clients.experiment_of(offer.experiment)), offer.run_id, clients)
+                plan = in_run(client_plan(clients.experiment_of(offer.experiment)), shown(offer.run_id), clients)
                 with first_error(), errors_of_own_code(), _telling_what_is_spent(clients, plan, report, spent):
                     await play_over_grpc(plan, clients.client_ids, address, clients.ledgers, page, refused=refused)
                 told = ""
                 refused.clear()
                 refusals.connected()
-            except PauseflError as error:
-                if str(error) != told:
-                    told = str(error)
-                    log.warning("%s: takes no part: %s; it waits for another run", first, error)
+            except Exception as error:  # an offer may also make a library fail, such as torch
+                if (said := shown(str(error) if isinstance(error, PauseflError) else with_place(error))) != told:
+                    told = said
+                    log.warning("%s: takes no part: %s; it waits for another run", first, said)
             await refusals.wait(LONGEST_AFTER_REFUSAL_S)
 
 

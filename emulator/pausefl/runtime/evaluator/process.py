@@ -85,14 +85,12 @@ class OwnEvaluator:
 
     async def _evaluate(self, theta: Vector, *, subset: bool) -> Evaluated:
         try:
-            line = await self._line()
-        except PauseflError as error:
-            raise EvaluatorLost(str(error)) from error
-        try:
-            return await line.evaluate(theta, subset=subset, patient=False)
+            return await (await self._line()).evaluate(theta, subset=subset, patient=False)
         except EvaluatorStuck:
             await self.aclose()
             raise
+        except PauseflError as error:  # the process cannot be started, or is lost
+            raise EvaluatorLost(str(error)) from error
 
     async def aclose(self) -> None:
         await self._remote.aclose()

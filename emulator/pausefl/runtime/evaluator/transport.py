@@ -79,10 +79,7 @@ class EvaluatorServer:
 
     async def _initial(self, request: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> AsyncIterator[bytes]:
         async with self._room(context):
-            try:
-                self._agree(pb.Subject.FromString(request))
-            except (WireError, DecodeError) as error:
-                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            self._agree(_open(request, pb.Subject)[0])
             initial = self._evaluator.initial
             rest, values = _rest_to_message(initial.rest)
             header = pb.Initial(manifest=initial.manifest.to_message(), rest=rest)
@@ -95,16 +92,11 @@ class EvaluatorServer:
         self, parts: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, bytes]"
     ) -> bytes:
         async with self._room(context):
-            try:
-                header, payload = _open(await anext(parts, b""))
-                self._agree(header.evaluate.subject)
-                check_probe(self._evaluator.initial.manifest.probe, header.evaluate.probe, "evaluator")
-                theta = await _put_together(
-                    header.evaluate.theta, payload, parts, self._evaluator.initial.manifest.size
-                )
-                splits = [_split(name) for name in header.evaluate.splits]
-            except (WireError, DecodeError) as error:
-                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            header, payload = _open(await anext(parts, b""))
+            self._agree(header.evaluate.subject)
+            check_probe(self._evaluator.initial.manifest.probe, header.evaluate.probe, "evaluator")
+            theta = await _put_together(header.evaluate.theta, payload, parts, self._evaluator.initial.manifest.size)
+            splits = [_split(name) for name in header.evaluate.splits]
             await self._turn.acquire()  # a call that is given up while it waits here frees its model
             work = self._thread.submit(for_future, self._evaluate, theta, splits, header.evaluate.subset)
             work.add_done_callback(partial(self._end_turn, asyncio.get_running_loop()))
@@ -117,7 +109,7 @@ class EvaluatorServer:
 
     @asynccontextmanager
     async def _room(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> AsyncIterator[None]:
-        """Count one call for the block. Abort the call if there are too many, or if the caller is a client."""
+        """Count one call for the block. Abort it after a WireError, if there are too many, or if a client calls."""
         if any(is_no_servers(pem) for pem in context.auth_context().get("x509_pem_cert", ())):
             said = "serves servers, and the certificate that it was shown is a client's"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, said)
@@ -125,7 +117,10 @@ class EvaluatorServer:
             said = f"has {_MOST_CALLS} of {_MOST_CALLS} models to evaluate already"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, said)
         async with self._calls:
-            yield
+            try:
+                yield
+            except WireError as error:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
     def _evaluate(self, theta: Vector, splits: Sequence[Split], subset: bool) -> bytes:
         evaluations, statistics = self._evaluator.evaluate(theta, splits, subset=subset)
@@ -228,13 +223,11 @@ class RemoteEvaluator:
         parts = await asyncio.to_thread(_take_apart, header, theta)
         method: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(f"/{_SERVICE}/Evaluate")
         try:
-            reply = pb.Evaluations.FromString(await method(iter(parts), timeout=self._answer_s))
+            reply, _ = _open(await method(iter(parts), timeout=self._answer_s), pb.Evaluations)
         except grpc.aio.AioRpcError as error:
             raise self._failure(error) from error
-        evaluations = tuple(
-            Evaluation(_split(e.split), e.subset, e.n_examples, e.accuracy, e.loss, e.metric) for e in reply.evaluations
-        )
-        return Evaluated(evaluations, np.frombuffer(reply.statistics, "<f4") if reply.statistics else None)
+        evaluations, n = tuple(_checked(e, subset) for e in reply.evaluations), len(reply.statistics) // 4
+        return Evaluated(evaluations, np.frombuffer(reply.statistics, "<f4", n) if n else None)
 
     def _failure(self, error: "grpc.aio.AioRpcError") -> Exception:
         said = shown(error.details() or "")
@@ -290,13 +283,22 @@ async def _rest_from_message(told: pb.Rest, parts: AsyncIterator[bytes]) -> Mode
     return ModelRest(tuple(constants), dict(told.tied), Manifest.from_message(told.local))
 
 
-def _open(data: bytes) -> tuple[pb.ModelPart, memoryview]:
+def _checked(e: pb.Evaluation, subset: bool) -> Evaluation:
+    """The evaluation of an answer. WireError if it is of other data, or has numbers that no evaluation has."""
+    if e.subset != subset or e.n_examples >= 1 << 63 or not 0 <= e.accuracy <= 1 or math.isnan(e.loss):
+        raise WireError(f"finds {e.accuracy} with a loss of {e.loss} on {e.n_examples} examples (subset: {e.subset})")
+    return Evaluation(_split(e.split), subset, e.n_examples, e.accuracy, e.loss, shown(e.metric))
+
+
+def _open(data: bytes, kind: Any = pb.ModelPart) -> tuple[Any, memoryview]:
     header, payload = unpack(data)
-    return pb.ModelPart.FromString(header), payload
+    try:
+        return kind.FromString(header), payload
+    except DecodeError:
+        raise WireError("sent bytes that are no message") from None
 
 
 def _split(name: str) -> Split:
-    for split in SPLITS:
-        if name == split:
-            return split
-    raise WireError(f"knows no split {name!r}")
+    if not (found := [split for split in SPLITS if split == name]):
+        raise WireError(f"knows no split {shown(name)!r}")
+    return found[0]

@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from pausefl.runtime.evaluator.plan import DTYPE_BYTES, NO_REST, ModelRest, StoredTensor
 from pausefl_process.files import write_durably
+from pausefl_proto.errors import EvaluatorLost
 from pausefl_proto.wire import Manifest, Vector, digest
 
 # How many models' estimated statistics are kept: those of the last model and of the best.
@@ -37,6 +38,8 @@ class ModelFiles:
 
     def note(self, theta: Vector, statistics: Vector) -> None:
         """Keep the estimated values of running statistics that no client sends, for the file of this model."""
+        if statistics.size != (due := self._rest.local.size):
+            raise EvaluatorLost(f"the evaluator estimates {statistics.size} running statistics, the model has {due}")
         self._latest = statistics
         self._noted.pop(id(theta), None)
         self._noted[id(theta)] = theta, statistics
