@@ -212,17 +212,10 @@ def test_an_extension_that_was_cut_short_leaves_a_readable_run(tmp_path: Path, m
         assert in_force(stored_experiment(tmp_path / "run")) == in_force(longer)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rounds": 2}, "experiment.rounds = 2: the run in .* goes to 3 already, give it more"),
-        ({"rounds": 9, "train_s": 1.0}, "another experiment: workload.train_s is 0.0 there, 1.0 here$"),
-    ],
-)
-def test_nothing_but_more_rounds_extends_a_run(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_nothing_but_more_rounds_extends_a_run(tmp_path: Path) -> None:
     begin(tmp_path / "run", experiment())
-    with pytest.raises(ConfigError, match=message):
-        begin(tmp_path / "run", experiment(**changes), resume=True)
+    with pytest.raises(ConfigError, match=r"experiment.rounds = 2: the run in .* goes to 3 already, give it more"):
+        begin(tmp_path / "run", experiment(rounds=2), resume=True)
 
 
 def test_the_keys_in_which_a_run_differs_are_named_and_the_configuration_is_written_once(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.optimizers import ServerOptimizer
 from pausefl_server.records import Ping, Timing
-from pausefl_server.rounds.deadline import RETRY_FACTOR, UNSEEN_S
 from pausefl_server.rounds.messages import Lost, Refusal, Shutdown
 from pausefl_server.selection.base import Context, Inspection, Policy, Selection
 from pausefl_server.selection.policies.baselines import All, Random
@@ -217,18 +216,6 @@ async def test_a_round_is_reported_before_the_run_waits_for_clients(rig: MakeRig
         r.peers.remove(a)  # it receives no goodbye
         await reported.wait()
         await r.join("b")
-
-
-async def test_attempts_without_an_update_end_a_run_only_in_a_row_and_the_next_one_waits_longer(rig: MakeRig) -> None:
-    settings = {"rounds": 2, "minimum_clients": 1, "rounds_without_update_max": 2, "round_timeout_s": None}
-    async with rig(All(1), **settings).playing() as r:
-        a = await r.join("a", manual=True)
-        for t in (1, 2):
-            await a.next_job()
-            await r.coordinator.tell(Refusal("a", t, 1, "refused", "out of memory"))
-            await a.play(t, attempt=2)
-    assert r.coordinator.outcome == "completed"
-    assert [attempt.deadline_s for attempt in r.store.rounds()[0].attempts] == [UNSEEN_S, RETRY_FACTOR * UNSEEN_S]
 
 
 async def test_a_run_ends_when_nobody_has_budget_left(rig: MakeRig) -> None:

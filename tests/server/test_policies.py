@@ -179,15 +179,6 @@ def test_a_newcomer_is_tried_at_once(case: str) -> None:
     play.rounds(3)
 
 
-@unseen_first
-def test_a_client_that_never_answers_is_chosen_seldom(case: str) -> None:
-    """Its misses count as measurements. Its index is finite, and it rests for 1, 2, 4, ... rounds."""
-    play = Play(policy_of(case), silent=[IDS[0]]).rounds(21)
-    row = play.table.row_of[IDS[0]]
-    assert (play.table.chosen > 0).all()
-    assert play.table.measured[row] == play.table.missed[row] == play.table.chosen[row] <= 5
-
-
 DRAWN = (0.123456789, 0.234567891)
 INJECTED = (0.345678912, 0.456789123)
 SECRETS = (*DRAWN, *INJECTED)

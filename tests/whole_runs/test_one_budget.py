@@ -7,7 +7,6 @@ import shutil
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from pausefl.experiment.in_force import in_force
 from pausefl.results import accounting
 from pausefl.results.accounting import tighter_epsilon
 from pausefl.results.reading import CLIENTS
-from pausefl.results.tally import RunTally
 from pausefl.runtime.client.plan import ClientPlan, client_plan
 from pausefl.runtime.client.privacy import open_privacies
 from pausefl.runtime.client.process import make_trainers
@@ -33,9 +31,7 @@ from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.training.trainer import Trainer
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
-from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord
-from pausefl_server.selection.policies.baselines import Random
-from pausefl_server.state import RunState, replay
+from pausefl_server.records import LogEvent, Observation, RoundRecord
 from pausefl_server.storage.store import Store
 from rigs.command import played, summary_of, synthetic
 from rigs.databases import opened_connections
@@ -324,22 +320,6 @@ def records() -> list[RoundRecord]:
     joined = tuple(LogEvent("joined", c, n_examples=40) for c in "abc")
     first = record(1, released("a", 1), released("b", 1), events=joined)
     return [first, record(2, released("a", 2), events=(reconciled("b", 5),))]
-
-
-def test_the_summary_counts_jobs_that_were_never_answered(tmp_path: Path) -> None:
-    """b's last job was given up, c missed two, and a answered again after its misses."""
-    missed = [replace(record(t), misses=tuple(Miss(c, "timeout", 1.0, 1.0, "") for c in "ac")) for t in (3, 4)]
-    played = [*records(), *missed, record(5, released("a", 5))]
-    table = replay(RunState.start(Random(1), 1), played).table
-
-    def releases_at_most(*late: LogEvent, budget: Budget = BUDGET) -> dict[str, int]:
-        return RunTally(played, late_events=late).unanswered.releases_at_most(table, budget)
-
-    assert releases_at_most() == {"a": 5, "b": 5, "c": 2}
-    unsettled = LogEvent("unsettled", "b")
-    assert releases_at_most(unsettled)["b"] == 6
-    assert releases_at_most(unsettled, LogEvent("joined", "b", released=5))["b"] == 5
-    assert releases_at_most(unsettled, budget=Budget(10.0, 0.04, BUDGET.epsilon(5)))["b"] == 5
 
 
 def test_the_greatest_leakage_counts_what_was_spent_on_unused_updates(tmp_path: Path) -> None:
