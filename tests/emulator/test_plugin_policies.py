@@ -95,6 +95,20 @@ def test_what_cannot_be_played_is_one_clear_line(selection: Any, message: str) -
         checked(selection, context_of(play.table, 3))
 
 
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        (selection_of([0, 1, 2]), "3 rows: must be at most its m, the 2 places that are free"),
+        (selection_of([0, 1], [0.5, 0.5]), "weights: must be None in an asynchronous run"),
+    ],
+)
+def test_a_choice_of_an_asynchronous_run_fits_its_free_places(selection: Selection, message: str) -> None:
+    context = context_of(Play(Pause(M)).table, 3)
+    assert checked(selection_of(PAIR), context, places=2)
+    with refused(f"selection.policy: in round 3 it chose {message}", PauseflError):
+        checked(selection, context, places=2)
+
+
 BOTH = np.ones(2, np.bool_)
 
 

@@ -160,6 +160,9 @@ def test_label_diversity_is_one_for_complementary_clients_and_none_for_a_single_
     context = context_of(play.table, 2)
     diversity = LabelDiversity.of(context, context.eligible)
     assert [diversity.reset(np.array([k])) for k in (0, 1)] == pytest.approx([0.0, 1.0], abs=1e-6)
+    play.table.label_counts = {0: np.array([5.0, 0.0]), 1: np.array([0.0, 95.0])}
+    of_few = LabelDiversity.of(context, np.array([0, 1])).reset(np.array([0, 1]))
+    assert of_few == pytest.approx(-sum(q * math.log2(q) for q in (0.05, 0.95))), "few examples are not made more"
 
 
 @pytest.mark.parametrize("stated", [np.full(10, 1e9), np.ones(1024), np.array([0.0, 1e12])])

@@ -101,6 +101,8 @@ def test_oort_explores_less_and_less(least: float, explored: list[int]) -> None:
         assert len(set(record.chosen) - seen) == new
         assert len(record.chosen) == M
         seen |= set(record.chosen)
+    last = [max([r.round for r in play.records if i in r.chosen], default=0) for i in play.table.ids]
+    assert play.state.last_round.tolist() == last
 
 
 def test_oort_explores_more_than_its_share_where_too_few_clients_are_known() -> None:
@@ -121,14 +123,14 @@ def test_oort_draws_in_proportion_to_utility_among_those_within_the_cutoff() -> 
 
 @pytest.mark.parametrize("known_speeds", [True, False])
 def test_oort_explores_by_size_and_speed(known_speeds: bool) -> None:
-    """Unseen clients are drawn in proportion to size × min(1, (T/duration)²). T is the median of the mean latencies."""
-    policy = Oort(1, exploration=1.0, known_speeds=known_speeds)
+    """Unseen clients are drawn in proportion to size × min(1, (T/duration)²). T is the quartile of mean latencies."""
+    policy = Oort(1, exploration=1.0, known_speeds=known_speeds, pacer_percentile=25.0)
     table = Play(policy).table
     table.n_examples[:] = 100
     table.n_examples[:3] = [400, 200, 300]
     duration_s = np.array([true_mean_s(i) for i in table.ids])
-    middle_s = np.sort(duration_s)[6]
-    speed = np.where(duration_s > middle_s, (middle_s / duration_s) ** 2, 1.0) if known_speeds else np.ones(13)
+    preferred_s = np.sort(duration_s)[3]
+    speed = np.where(duration_s > preferred_s, (preferred_s / duration_s) ** 2, 1.0) if known_speeds else np.ones(13)
     rounds = 3000
     taken = np.bincount(
         [int(policy.select(policy.start(), context_of(table, t)).rows[0]) for t in range(1, rounds + 1)], minlength=13
@@ -192,15 +194,16 @@ def test_oorts_pacer_takes_a_round_and_its_failed_attempts_for_one() -> None:
     def percentile(*gained: float | None) -> float:
         """The percentile after rounds with these gains. None: a failed attempt at the next round."""
         state, t = policy.start(), 1
-        for loss in gained:
-            answers = () if loss is None else (PolicyObservation("a", 1.0, 1, 0.0, 0.0, loss),)
-            misses = (Miss("a", "timeout", 1.0, 1.0),) if loss is None else ()
+        for gain in gained:
+            answers = () if gain is None else (PolicyObservation("a", 1.0, t, 0.0, 0.0, gain / t),)
+            misses = (Miss("a", "timeout", 1.0, 1.0),) if gain is None else ()
             state = policy.observe(state, PolicyRound(t, ("a",), answers, misses), table)
-            t += loss is not None
+            t += gain is not None
         return state.percentile
 
     assert percentile(5.0, 5.0, 5.0, 5.0) == 50.0
     assert percentile(5.0, 5.0, 1.0, 1.0, 0.5) == 60.0, "it thinks again after a whole window"
+    assert percentile(5.0, 5.0, 1.0, 1.0, 0.5, 0.5) == 70.0
     assert percentile(5.0, 5.0, 5.0, None, None, None, 5.0) == 50.0
     assert percentile(5.0, 5.0, 1.0, 1.0) == percentile(5.0, 5.0, 1.0, None, None, 1.0) == 60.0
 
@@ -279,6 +282,17 @@ def test_a_tier_with_too_few_eligible_clients_is_not_drawn() -> None:
     assert {selection.details["tier"] for selection in selections} == {3.0}
 
 
+def test_retired_clients_fill_no_tier_and_one_that_comes_back_unseen_costs_its_tier_no_credit() -> None:
+    play = Play(Tifl(4, tiers=5), TIERED)
+    play.table.retired[:5] = True
+    assert np.bincount(play.rounds(4).state.of_row + 1).tolist() == [5, 5, 5, 5]
+    play = Play(Tifl(1, tiers=5), TIERED)
+    play.table.connected[0] = False
+    play.rounds(19).table.connected[0] = True
+    before = play.state.credits.tolist()
+    assert (play.one_round().chosen, play.state.credits.tolist()) == (TIERED[:1], before)
+
+
 EXPLOITS = Pisces(1, exploration=0.0, exploration_min=0.0)
 
 
@@ -349,13 +363,16 @@ def test_an_outlier_without_credits_is_chosen_only_where_others_do_not_suffice()
 
 def test_a_loss_is_compared_with_those_of_the_last_five_models_and_costs_its_own_client_alone() -> None:
     policy, table = Pisces(4), Play(Pisces(4)).table
-    table.last_loss[:5] = [1.0, 1.0, 1.0, 1.0, 9.0]
+    table.last_loss[:6] = [1.0, 1.0, 1.0, 1.0, 9.0, 9.0]
 
-    def after(state: Seen, t: int, *ids: str) -> Seen:
-        return policy.observe(state, PolicyRound(t, ids, tuple(answered(0, i) for i in ids), ()), table)
+    def after(state: Seen, t: int, *ids: str, staleness: int = 0) -> Seen:
+        return policy.observe(state, PolicyRound(t, ids, tuple(answered(staleness, i) for i in ids), ()), table)
 
     known = after(policy.start(), 1, *IDS[:4])
     assert after(known, 6, IDS[4]).credits[4] == 5
+    assert after(known, 6, IDS[4], staleness=1).credits[4] == 4, "its model is of the version before"
+    assert after(known, 5, *IDS[4:6]).credits[4:6].tolist() == [5, 5], "each has m/2 values near"
+    assert after(after(policy.start(), 1, *IDS[:3]), 5, IDS[4]).credits[4] == 4, "m losses suffice"
     charged = after(known, 5, IDS[4])
     assert charged.credits[:5].tolist() == [5, 5, 5, 5, 4]
     assert after(charged, 5, IDS[0]).credits[4] == 4

@@ -20,7 +20,7 @@ from pausefl_server.selection.latency import mean_and_count
 from pausefl_server.selection.policies.baselines import Ucb
 from pausefl_server.selection.policies.brute import PauseBrute
 from pausefl_server.selection.policies.genie import Genie
-from pausefl_server.selection.policies.pause import Pause
+from pausefl_server.selection.policies.pause import Choice, Pause
 from pausefl_server.selection.policies.sa_pause import SaPause
 from rigs.log import table_of
 from rigs.policies import IDS, M, Play, context_of, hash_of, true_mean_s
@@ -146,6 +146,19 @@ def test_in_an_asynchronous_run_c_jobs_count_as_a_round_also_since_a_client_join
     in_rounds = Pause(M).choice(None, context_of(play.table, 10))
     in_steps = Pause(2).choice(None, context_of(play.table, 55, concurrency=M, jobs=9 * M))
     np.testing.assert_array_equal([in_steps.g, in_steps.ucb], [in_rounds.g, in_rounds.ucb])
+    for choice in (in_rounds, in_steps):
+        np.testing.assert_allclose(choice.m * choice.value, 100.0 * choice.g + 5.0 * choice.p)
+
+
+def test_a_client_of_whom_stops_alone_are_known_is_not_unseen_and_no_gain_outweighs_its_infinite_index() -> None:
+    play = Play(Pause(M)).rounds(4)
+    play.table.measured[2] = 0
+    choice = Pause(M).choice(None, context_of(play.table, 5))
+    assert (choice.forced.size, choice.rows[np.isinf(choice.ucb)].tolist()) == (0, [2])
+    ucb, value, none = np.array([np.inf] * 3 + [0.0] * 3), np.array([0.0] * 3 + [1.0] * 3), np.zeros(6)
+    groups, penalty = np.array([0, 0, 0, 1, 2, 3]), np.array([0.0, 2.0])
+    crowded = Choice(3, np.arange(6), ucb, none, none, value, groups, penalty).finite()
+    assert crowded.energy(np.arange(3)) > crowded.energy(np.arange(3, 6))
 
 
 def test_before_any_answer_an_automatic_tau_min_is_the_fastest_clients_mean() -> None:
@@ -224,7 +237,7 @@ def spread_of_positions(context: Context, rows: Any) -> Any:
 
 @pytest.mark.parametrize("temperature", ["printed", "spread"])
 def test_the_temperature_exceeds_energy_differences(temperature: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Computed by hand: v2, eq. (20), and v1, eq. (19), divided by κ."""
+    """Computed by hand: v2, eq. (20), and v1, eq. (19), divided by κ. A client without a measurement does not count."""
     scales: list[float] = []
 
     def noted(scale: float, *rest: Any) -> Cooling:
@@ -234,10 +247,12 @@ def test_the_temperature_exceeds_energy_differences(temperature: Any, monkeypatc
     monkeypatch.setattr("pausefl_server.search.annealing.Cooling", noted)
     weights = {"alpha": 7.0, "gamma": 20.0, "kappa": 30.0, "reward": "R2", "clusters": 4}
     policy = SaPause(M, temperature=temperature, **weights)  # type: ignore[arg-type]  # of several types
-    context = context_of(Play(Pause(M)).rounds(9).table, 10)
+    table = Play(Pause(M)).rounds(9).table
+    choice = policy.choice(None, context := context_of(table, 10))
+    table.measured[unmeasured := choice.rows[choice.g.argmax()]] = 0
     choice = policy.choice(None, context)
     policy.select(None, context)
-    ucb, g, p = (np.sort(term) for term in (choice.ucb, choice.g, choice.p))
+    ucb, g, p = (np.sort(term[choice.rows != unmeasured]) for term in (choice.ucb, choice.g, choice.p))
     c = ucb[-M] - ucb[0] + 1e-6
     if temperature == "printed":
         c += 2 * 7.0 + policy.greatest_penalty + 20.0
