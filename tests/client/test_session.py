@@ -14,7 +14,7 @@ import pytest
 from pausefl_client.jobs import AnsweredJob, Withdrawals
 from pausefl_client.link import Delays
 from pausefl_client.training.withdrawal import Withdrawal
-from pausefl_process.host_monitor import HostWatch
+from pausefl_process.host_monitor import HostReport, HostWatch
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
@@ -67,20 +67,29 @@ async def test_every_part_of_an_exchange_is_timed_where_it_happens(tmp_path: Pat
 
 
 class AlwaysStill(HostWatch):
-    """A host that stood still whenever it was not observed."""
+    """A host that stood still whenever it was not observed. It keeps how long a time each report is of."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.asked: list[tuple[float, float]] = []
+
+    def report(self, since_s: float, compute_s: float) -> HostReport:
+        self.asked.append((self.clock() - since_s, compute_s))
+        return HostReport()
 
     def stood_still_s(self, since_s: float, until_s: float) -> float:
         return until_s - since_s
 
 
-async def test_stops_before_a_job_are_told_back_to_when_the_last_one_came() -> None:
+async def test_stops_before_a_job_are_told_back_to_when_the_last_one_came_and_those_since_with_each_report() -> None:
     """While the host stood still during the last job, this job may have arrived too, and waited."""
-    rig = SessionRig(train_s=2.0)
-    rig.session._host = replace(rig.session._host, monitor=AlwaysStill())
+    rig = SessionRig(size=MAX_FRAME_BYTES // 4 + 1, train_s=2.0)
+    rig.session._host = replace(rig.session._host, monitor=(watch := AlwaysStill(rig.clock)))
     async with rig.welcomed() as stream:
-        for round_, before_s in ((1, 0.0), (2, 2.0), (3, 2.0)):
-            result, _ = await stream.ask(rig.model, round=round_)
+        for round_, before_s in ((1, 0.0), (2, 2.5), (3, 2.5)):
+            result, _ = await stream.ask(rig.model, round=round_, gap_s=0.5)
             assert result.host.still_before_s == before_s
+    assert watch.asked == [(2.5, 2.0)] * 6, "with the update's first and last frame"
 
 
 async def test_injected_delays_are_reported_as_measured_and_as_drawn() -> None:
@@ -95,6 +104,11 @@ async def test_injected_delays_are_reported_as_measured_and_as_drawn() -> None:
     assert 2**-11 < timing.injected_down_s <= 2**-11 + 4 * tick_s
     assert 2**-10 < timing.injected_up_s <= 2**-10 + 4 * tick_s
     assert (after.drawn_down_s, after.drawn_up_s) == (2**-10, 2**-11), "the update before leaves the link first"
+    async with welcomed() as (rig, stream):
+        now_s = rig.clock()
+        rig.session._held_from_s, rig.session._held_until_s = now_s - 1.0, now_s + 0.25
+        result, _ = await stream.ask(rig.model)
+    assert result.timing.drawn_down_s == 0.25, "what was left of it when the model came"
 
 
 async def let_time_pass(clock: Clock, tick_s: float) -> None:

@@ -16,6 +16,7 @@ from pausefl_proto.budget import Budget
 from pausefl_server.clients import ClientTable
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.records import LogEvent, Miss, RoundRecord, Timing
+from pausefl_server.rounds.attempt import attempt_end
 from pausefl_server.rounds.choosing import context_of, selectable_rows
 from pausefl_server.selection import Context
 from pausefl_server.selection.latency import Recent, mean_and_count, remember
@@ -258,11 +259,13 @@ def test_a_dead_client_costs_neither_regret_nor_waits_as_it_does_where_misses_ar
 
 def test_a_simulated_miss_costs_its_release_and_the_deadline_which_else_changes_nothing() -> None:
     ids = [f"c{k}" for k in range(3)]
-    laws = {client_id: Constant(0.1 if client_id != "c0" else 9.0) for client_id in ids}
+    laws = dict(zip(ids, map(Constant, (9.0, 2.0, 0.1)), strict=True))  # c1 answers at the very deadline
     setting = Setting(laws, dict.fromkeys(ids, 100), server_of(0.05, Budget(10.0, 0.1), round_timeout_s=2.0))
     result = simulate(All(3), setting, 4)
     assert result.total_latency_s.tolist() == [2.0, 4.0, 6.0, 8.0]
-    assert result.missed.tolist() == [4, 0, 0]
+    assert result.missed.tolist() == [4, 4, 0]
+    _, in_time, kind = attempt_end(np.array([0.1, 2.0]), needed=2, deadline_s=2.0)
+    assert (in_time.tolist(), kind) == ([True, False], "timeout")
     assert result.max_epsilon_spent[-1] == pytest.approx(Budget(10.0, 0.1).spent(4))
     of_six = {f"c{k}": Constant(0.1 * (k + 1)) for k in range(6)}
     # 0.55 s lies below the slowest client's latency, 0.6 s: such a setting is simulated round by round, not compiled.

@@ -462,8 +462,9 @@ def test_privacy_is_all_or_nothing_and_what_changes_it_changes_what_both_ends_co
     assert all((on.privacy.budget, on.privacy.mechanism, on.privacy.schedule))
     assert (off.privacy.budget, off.privacy.mechanism, off.privacy.schedule) == (None, None, "")
 
-    for override in ("privacy.epsilon_budget=9.0", "privacy.eta=0.5", "privacy.unit=vector", "privacy.clip=0.5"):
-        assert parse(override).privacy.schedule != on.privacy.schedule, override
+    of_budget = ("epsilon_budget=9.0", "eta=0.5", "epsilon_floor=0.5")
+    for change in (*of_budget, "unit=vector", "clip=0.5", "reproducible_noise=true"):
+        assert parse(f"privacy.{change}").privacy.schedule != on.privacy.schedule, change
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))

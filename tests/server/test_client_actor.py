@@ -263,15 +263,22 @@ async def test_what_makes_no_sense_ends_the_stream(data: bytes, reason: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("whole_s", "train_s", "is_taken"),
-    [(1.0, 1.0005, True), (600.002, 600.03, True), (86_400.0, 86_460.0, True), (600.0, 601.0, False)],
+    ("whole_s", "parts_s", "is_taken"),
+    [
+        (1.0, {"train_s": 1.0005}, True),
+        (600.002, {"train_s": 600.03}, True),
+        (86_400.0, {"download_s": 3e4, "injected_down_s": 3e4, "train_s": 80.0, "injected_up_s": 26_400.0}, True),
+        (600.0, {"train_s": 601.0}, False),
+    ],
 )
-async def test_parts_exceed_the_whole_as_far_as_clocks_disagree(whole_s: float, train_s: float, is_taken: bool) -> None:
+async def test_parts_exceed_the_whole_as_far_as_clocks_disagree(
+    whole_s: float, parts_s: dict[str, float], is_taken: bool
+) -> None:
     """Two clocks are read at different instants. One may be slewed by 500 ppm, and drift besides."""
     async with ClientActorRig().at_work() as rig:
-        rig.answer(after_s=whole_s, timing=pb.Timing(train_s=train_s))
+        rig.answer(after_s=whole_s, timing=pb.Timing(**parts_s))
         if is_taken:
-            assert (await rig.updated()).timing.train_s == train_s
+            assert (await rig.updated()).timing.train_s == parts_s["train_s"]
         else:
             assert "s longer than the whole exchange" in (await rig.refused()).reason
 

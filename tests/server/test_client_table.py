@@ -43,13 +43,14 @@ def observed(
     *,
     is_overdue: bool = False,
     untaught: int = 0,
+    measured: int = 0,
     **changes: Any,
 ) -> Observation:
     """The observation of a's answer, which arrived at 5.0 s. The server knows of three releases."""
     table = ClientTable()
     known = LogEvent("reconciled", "a", released=3, epsilon_spent=3.0)
     table.apply_events([LogEvent("joined", "a", n_examples=10), known], round=1)
-    table.untaught[0] = untaught
+    table.untaught[0], table.measured[0] = untaught, measured
     update = answer_of("a", 1, release or Release(), arrived_s=5.0, **changes)
     asked = server_settings(8, **(settings or {}))
     return observe(update, bounded_timing(update), table, asked, now_s, is_overdue=is_overdue)
@@ -114,9 +115,10 @@ STOPPED, SUSPENDED, BUSY = HostReport(stopped_s=4.0), HostReport(suspended_s=4.0
         ({"is_overdue": True}, ("server deadline_s",), False),
         ({"host": STOPPED, "settings": {"limits": HostLimits(learn_from_stops=True)}}, ("clients stopped_s",), True),
         ({"host": STOPPED, "untaught": 2}, ("clients stopped_s",), True),
+        ({"host": STOPPED, "untaught": 6, "measured": 5}, ("clients stopped_s",), False),
         ({"host": STOPPED, "server_host": STOPPED, "untaught": 2}, ("server stopped_s", "clients stopped_s"), False),
     ],
-    ids=["quiet", "load", "client", "server", "deadline", "asked for", "client, once more", "both"],
+    ids=["quiet", "load", "client", "server", "deadline", "asked for", "client, once more", "seldom", "both"],
 )
 def test_what_a_stop_touched_teaches_nothing(changes: dict[str, Any], suspect: tuple[str, ...], teaches: bool) -> None:
     """A client that reports stops in most of its exchanges counts as slow, so these exchanges teach the policy."""
@@ -280,7 +282,7 @@ def test_a_ledger_is_only_ever_corrected_upwards() -> None:
     table.apply_events([LogEvent("reconciled", "a", epsilon_spent=20.0, released=4)], round=2)
     table.apply_events([LogEvent("reconciled", "a", epsilon_spent=10.0, released=2)], round=3)
     table.apply_round(record(3, observation("a", participation=3, epsilon_spent=15.0)))
-    assert (table.epsilon_spent[0], table.released[0]) == (20.0, 4)
+    assert (table.epsilon_spent[0], table.released[0], table.known_releases("a")) == (20.0, 4, (4, 3))
 
 
 def test_a_claim_counts_until_the_next_one_and_what_is_proven_for_good() -> None:

@@ -76,19 +76,20 @@ def test_a_round_takes_the_wait_for_the_silent_only_where_they_were_needed(is_ne
     ("missed", "now_s", "at_work_s"),
     [
         (OpenStep.miss_overdue, 40.0, 30 / 0.1),
-        (OpenStep.end, 15.0, 4 / 0.1 + 1),
+        (OpenStep.end, 15.0, 13.5 + 1),
         (lambda opened, now_s: opened.fail("b", "refused", "", now_s), 15.0, 5 / 0.1),
     ],
 )
 def test_jobs_are_out_in_elapsed_time_until_their_answer_or_miss(
     missed: Callable[[OpenStep, float], object], now_s: float, at_work_s: float
 ) -> None:
+    """The answer states 1 s too much of training: 3 s of it and 1 s / 0.1 of upload count, and 0.5 s on the server."""
     opened = open_round(0.1)
-    answer = answer_of("a", 1, Release(), timing=Timing(4.0), arrived_s=14.0)
+    answer = answer_of("a", 1, Release(), timing=Timing(4.0, train_s=4.0, upload_s=1.0), arrived_s=13.5)
     opened.take(answer, table_of({"a": [], "b": []}), now_s=14.0)
     missed(opened, now_s)
     record = opened.record("", now_s, 0.0, HostReport())
-    assert [(o.handed_out_s, o.came_back_s) for o in record.observations] == [(3.0, 3 + 4 / 0.1)]
+    assert [(o.handed_out_s, o.came_back_s) for o in record.observations] == [(3.0, 3 + 13.5)]
     assert record.misses[0].at_work_s == record.elapsed_s - 3.0 == pytest.approx(at_work_s)
     assert record.round_latency_s <= record.elapsed_s
 
@@ -113,6 +114,7 @@ def test_a_job_that_was_handed_out_later_in_elapsed_time_than_it_ended_took_no_t
     opened.take(answer_of("a", 1, Release(), timing=Timing(4.0), arrived_s=14.0), table_of({"a": []}), now_s=14.0)
     opened.miss("c", "refused", "", 14.0)
     assert (opened.jobs["c"].elapsed_s, opened.elapsed.elapsed_s, opened.misses["c"].at_work_s) == (7.0, 4.0, 0.0)
+    assert opened.elapsed.at(13.0) == 4.0, "nor does it go back"
 
 
 @pytest.mark.parametrize(
