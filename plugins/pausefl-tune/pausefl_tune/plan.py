@@ -32,9 +32,13 @@ _FIXED = {
     "privacy.unit": "decides what every ε protects, and ε of two units do not compare; search them apart",
     "server.mode": "decides whether the sum of latencies is measured or the time that elapsed; search them apart",
     "workload.dataset": "decides what scores are of, and those of two data sets do not compare; search them apart",
+    "experiment.clock": "decides whether latencies are measured, and the two do not compare; search them apart",
     "latency.signal": "decides what counts as latency, and the two do not compare; search them apart",
 }
 """Keys that decide what is measured, and why they are not searched."""
+_FIXED_IN_SIMULATIONS = {
+    "experiment.rounds": "fewer take and leak less, and simulations do not learn; search it --by run"
+}
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,7 @@ class TuningPlan:
     def space(self) -> Mapping[str, BaseDistribution]:
         """The search space by key. Raises ConfigError for a text that is no space, and for a bad key or end."""
         space: dict[str, BaseDistribution] = {}
+        fixed_keys = _FIXED if self.by == "run" else {**_FIXED, **_FIXED_IN_SIMULATIONS}
         for setting in self.search or self._weights():
             key, _, text = (part.strip() for part in setting.partition("="))
             if not key or not text:
@@ -137,7 +142,7 @@ class TuningPlan:
                     found = self.experiment_at({key: value})
                 except ConfigError as error:
                     raise ConfigError(f"--search {key}: {error}") from None
-                for fixed, why in _FIXED.items():
+                for fixed, why in fixed_keys.items():
                     if value_of(found, fixed) != value_of(self.experiment, fixed):
                         raise ConfigError(f"--search {key}: {why}")
         return space

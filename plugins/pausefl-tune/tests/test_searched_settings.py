@@ -124,6 +124,8 @@ def test_a_search_of_the_seed_is_refused(key: str) -> None:
         ("privacy.unit=coordinate,vector", "decides what every ε protects, and ε of two units do not compare"),
         ("workload.dataset=digits,mnist", "decides what scores are of, and those of two data sets do not compare"),
         ("server.mode=rounds,asynchronous", "decides whether the sum of latencies is measured"),
+        ("experiment.clock=virtual,real", "decides whether latencies are measured, and the two do not compare"),
+        ("experiment.rounds=5..30", "fewer take and leak less, and simulations do not learn; search it --by run"),
         ("latency.signal=round_trip,communication", "decides what counts as latency, and the two do not compare"),
     ],
 )
@@ -131,6 +133,8 @@ def test_a_key_that_changes_what_is_measured_is_refused(search: str, why: str) -
     key = search.partition("=")[0]
     with pytest.raises(ConfigError, match=rf"^--search {re.escape(key)}: {re.escape(why)}"):
         _ = TuningPlan(SMALL, [search]).space
+    if key == "experiment.rounds":
+        assert TuningPlan(SMALL, [search], by="run").space
 
 
 def test_choices_may_be_tables_and_nothing_warns_of_them(tmp_path: Path) -> None:
