@@ -18,13 +18,7 @@ from pausefl.cli.arguments import folder as as_folder
 from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.experiment.in_force import in_force
 from pausefl.runtime import run_dir as run_dir_module
-from pausefl.runtime.run_dir import (
-    made_run_dir,
-    new_run_dir,
-    refuse_clients_elsewhere,
-    resume_command,
-    stored_experiment,
-)
+from pausefl.runtime.run_dir import made_run_dir, refuse_clients_elsewhere, resume_command, stored_experiment
 from pausefl_audit.audit import check_ledgers
 from pausefl_client.privacy.ledger import verified_spend
 from pausefl_proto.errors import ConfigError
@@ -73,11 +67,8 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run that was killed after some rounds."""
     folder = tmp_path_factory.mktemp("killed")
-    with subprocess.Popen(
-        [*PAUSEFL, "run", config_in(folder, rounds=100_000), "--run-dir", folder / "run"],
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-    ) as process:
+    words: list[str | Path] = [*PAUSEFL, "run", config_in(folder, rounds=100_000), "--run-dir", folder / "run"]
+    with subprocess.Popen(words, start_new_session=True, stdout=subprocess.DEVNULL) as process:
         wait_for(lambda: rounds_in(folder / "run") > 2, "some rounds", running=process)
         os.killpg(process.pid, signal.SIGKILL)
     return folder / "run"
@@ -261,7 +252,7 @@ def test_a_run_goes_on_elsewhere(tmp_path: Path) -> None:
 def test_commands_of_the_same_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda _: "20260101-120000")
-    folders = [new_run_dir("demo", None) for _ in range(3)]
+    folders = [run_dir_module.new_run_dir("demo", None) for _ in range(3)]
     assert [folder.name.removeprefix("demo-20260101-120000") for folder in folders] == ["", "-2", "-3"]
     assert all(folder.is_dir() for folder in folders)
     assert {Path(as_folder(each)).name for each in (".", "runs/..")} == {tmp_path.name}, "runs are called by it"

@@ -248,10 +248,7 @@ def test_no_signal_kill_or_disk_loses_a_run_brought_back(tmp_path: Path, monkeyp
         patched.setattr(Path, "rename", lambda *_: os.truncate(tmp_path / "none", 0))
 
     torn = tmp_path / "run/summary.json"
-    for trouble, why in (
-        (fill, "No such file or directory"),
-        (torn.touch, f"{torn}: "),
-    ):  # nor does a full or lost disk
+    for trouble, why in ((fill, "No such file or directory"), (torn.touch, f"{torn}: ")):  # nor a full or lost disk
         with monkeypatch.context() as patched:
             patched.setattr("pausefl.studies.job.run_experiment", lambda *_, do=trouble, **__: do())
             said = str(Job(experiment().to_toml(), tmp_path, "run", is_elsewhere=True)())

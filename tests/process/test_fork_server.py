@@ -22,12 +22,12 @@ import pytest
 
 from pausefl.experiment.experiment import parse_experiment
 from pausefl.runtime.fleet import Fleet
-from pausefl.runtime.forks import forked_client, forked_run
+from pausefl.runtime.forks import forked_client, forked_run, spawned
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.processes import environment
 from pausefl.runtime.processes.environment import added_to_environment, environment_of_children, grpc_defaults
 from pausefl.runtime.processes.forking import ForkedProcess, forget_fork_server
-from pausefl.runtime.processes.lifetime import begin_to_import, start
+from pausefl.runtime.processes.lifetime import begin_to_import, in_children, start
 from pausefl_proto.errors import ConfigError, PauseflError
 from rigs.forked import tell_variable
 from rigs.waiting import wait_for
@@ -80,6 +80,17 @@ def test_a_fork_server_that_ends_every_time_is_one_line(monkeypatch: pytest.Monk
     process = multiprocessing.get_context("forkserver").Process(target=os.getpid, name="pausefl-client-000")
     with pytest.raises(PauseflError, match="pausefl-client-000: the fork server ended 5 times"):
         start(process)
+
+
+def test_a_child_whose_start_was_interrupted_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(process: BaseProcess) -> None:
+        start(process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pausefl.runtime.processes.lifetime.start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        [*in_children(lambda *of: spawned("child", *of), 1, signal.sigwait, [{signal.SIGUSR1}])]
+    assert not multiprocessing.active_children()
 
 
 def test_what_lies_in_the_working_directory_is_not_imported(tmp_path: Path) -> None:

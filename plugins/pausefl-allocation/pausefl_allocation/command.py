@@ -135,9 +135,9 @@ def _take_part(experiment: Experiment, notice: Path, rank: int, tasks: int) -> N
             # The folder is shared, but ledgers are held exclusively: locks are enough.
             arguments = own, client_ids, address, folder, theirs
             process = forked_client(name, run_client_process, *arguments, needs_torch=needs_torch)
-            start(process)
-            theirs.close()
             running.append(process)
+            start(process)  # an interrupt may come as this ends
+            theirs.close()
             lines[ours] = name
         while lines:  # a process that says much would wait for ever if it were not heard
             said = said_on(wait(lines), lines)
@@ -145,7 +145,7 @@ def _take_part(experiment: Experiment, notice: Path, rank: int, tasks: int) -> N
         for process in running:
             process.join()
     finally:
-        for process in running:
+        for process in (each for each in running if each.pid is not None):
             process.kill()
             process.join()
     for name, failed in refusals:

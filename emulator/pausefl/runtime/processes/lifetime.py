@@ -85,8 +85,8 @@ def in_children(
     try:
         for first in range(min(children, len(items))):
             ours, theirs = multiprocessing.Pipe(duplex=False)
-            start(process := make(_answer, theirs, work, items[first::children]))
-            processes.append(process)
+            processes.append(make(_answer, theirs, work, items[first::children]))
+            start(processes[-1])  # an interrupt may come as this ends
             lines.append(ours)
             theirs.close()
         for number in range(len(items)):
@@ -97,9 +97,9 @@ def in_children(
     except EOFError:
         raise PauseflError(f"the process {processes[0].name} ended unexpectedly") from None
     finally:
-        for process in processes:
+        for process in (begun := [each for each in processes if each.pid is not None]):
             process.terminate()
-        for process in processes:
+        for process in begun:
             process.join()
 
 
