@@ -155,10 +155,12 @@ def test_clients_that_train_at_once_have_stacks_of_their_own() -> None:
     assert one is not other
 
 
-def test_models_that_draw_train_as_they_are() -> None:
+def test_models_that_draw_train_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
     dropping = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
     (trainer,) = trainers_of(model=lambda: dropping, sizes=(20,))
     assert CapturedSteps().admit(trainer) is trainer
+    assert not CapturedSteps().prepare(trainer, theta_of(trainer), at_once=1)
+    assert "steps are not captured as CUDA graphs, which is slower: the" in caplog.text
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])

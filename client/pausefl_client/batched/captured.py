@@ -20,15 +20,6 @@ from pausefl_proto.wire import Vector
 log = logging.getLogger("pausefl.client")
 
 
-def is_stackable(trainer: TorchTrainer) -> bool:
-    """Whether a trainer's steps can be captured."""
-    try:
-        check_stackable(trainer)
-    except NotStackable:
-        return False
-    return True
-
-
 @contextmanager
 def told_if_refused() -> Iterator[None]:
     """End the block with a log line, not an error, if a step cannot be captured or memory does not suffice for it."""
@@ -52,13 +43,23 @@ class CapturedSteps:
 
     def admit(self, trainer: TorchTrainer) -> Trainer:
         """A trainer whose steps are captured, or `trainer` itself if they cannot be captured."""
-        return _CapturedTrainer(self, trainer) if is_stackable(trainer) else trainer
+        try:
+            check_stackable(trainer)
+        except NotStackable:
+            return trainer
+        return _CapturedTrainer(self, trainer)
 
-    def prepare(self, trainer: TorchTrainer, theta: Vector, at_once: int) -> None:
-        """Capture steps for `at_once` clients of this kind that train at once. `trainer` needs two steps at least."""
-        with ExitStack() as lent, told_if_refused():
-            for stack in [lent.enter_context(self.stack_for(trainer)) for _ in range(at_once)]:
-                train_together(stack, [trainer], theta, round=1)
+    def prepare(self, trainer: TorchTrainer, theta: Vector, at_once: int) -> bool:
+        """Capture steps for `at_once` clients of this kind that train at once. Returns whether there are such captures,
+        even if memory does not suffice for them. `trainer` needs two steps at least.
+        """
+        with told_if_refused():
+            check_stackable(trainer)
+            with ExitStack() as lent, told_if_refused():
+                for stack in [lent.enter_context(self.stack_for(trainer)) for _ in range(at_once)]:
+                    train_together(stack, [trainer], theta, round=1)
+            return True
+        return False
 
     @contextmanager
     def stack_for(self, trainer: TorchTrainer) -> Iterator[ModelStack]:

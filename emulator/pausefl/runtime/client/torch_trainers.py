@@ -14,7 +14,7 @@ from torch import nn
 from pausefl.experiment.client_records import dealt_out, method_of
 from pausefl.experiment.population.behaviours import BehaviourChain
 from pausefl.runtime.client.plan import TrainingPlan
-from pausefl_client.batched.captured import CapturedSteps, is_stackable
+from pausefl_client.batched.captured import CapturedSteps
 from pausefl_client.batched.host import BatchedHost
 from pausefl_client.data.datasets import load_dataset
 from pausefl_client.data.holdings import dealing_of, holding_of
@@ -77,7 +77,5 @@ def take_first_steps(
     two_steps = replace(settings, epochs=2, max_steps=2)
     trainer = TorchTrainer(model, data, two_steps, device=device, seed=0, client_id="first steps", method=method)
     theta = trainer.manifest.with_no_control(trainer.vector.values())
-    if captured is not None and is_stackable(trainer):
-        captured.prepare(trainer, theta, at_once)
-    else:
+    if captured is None or not captured.prepare(trainer, theta, at_once):
         trainer.train(theta, round=1)
