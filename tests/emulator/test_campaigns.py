@@ -84,7 +84,7 @@ def test_virtual_holds_for_every_run_and_settings_without_key_or_value_or_set_tw
 MANY: dict[str, Sequence[Any]] = {f"selection.pause.{key}": range(1, 10_001) for key in ("alpha", "gamma", "zeta")}
 LEDGER = {**BASE, "privacy.ledger_dir": ["ledgers"]}
 REFUSED: list[tuple[dict[str, Sequence[Any]], int, str]] = [
-    ({**BASE, "experiment.seed": [1, 2]}, 2, "seed: lists 2 seeds beside --seeds 2; leave one of the two out"),
+    ({**BASE, "experiment.seed": [1, 2]}, 2, "seed: lists 2 seeds beside --seeds 2; leave one out"),
     ({**BASE, "selection.m": [1, 2, 1]}, 1, "--set selection.m: 1 and 1 are the same; name each value once"),
     ({**BASE, "selection.pause.alpha": [1, 1.0]}, 1, "--set selection.pause.alpha: 1 and 1.0 are the same; name each"),
     ({**BASE, "selection.m": [2, 5]}, 1, "selection.m = 5"),
@@ -425,9 +425,7 @@ def test_neither_a_run_nor_a_campaign_begins_in_the_others_folder(tmp_path: Path
         ("sweep --set=workload.train_s=0.0,4.0", "1 of 2 runs ended early: train_s=4.0-seed1"),
     ],
 )
-def test_a_campaign_names_its_failed_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, named: str
-) -> None:
+def test_campaigns_name_failed_runs(words: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, folder = synthetic(tmp_path, rounds=3, clients=3, m=1, train_s=4.0), tmp_path / "all"
     failing = ["--set", "server.round_timeout_s=1.5", "--set", "server.rounds_without_update_max=1"]
     command, option = words.split()
@@ -495,6 +493,6 @@ def test_a_run_whose_rounds_are_all_played_is_not_to_be_resumed(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("pausefl.results.report.write_report", interrupted)
-    config, run_dir = synthetic(tmp_path, rounds=2, clients=3, m=1), tmp_path / "run"
+    config, run_dir = synthetic(tmp_path, rounds=2, clients=3, m=1), tmp_path / "a run"
     said = complaint(capsys, "run", config, "--run-dir", run_dir, "--virtual", status=130)
-    assert said == f"interrupted; all rounds are played; pausefl report {run_dir} writes the report"
+    assert said == f"interrupted; all rounds are played; pausefl report '{run_dir}' writes the report"

@@ -185,13 +185,9 @@ def test_the_two_ends_run_alone(tiny: Path, tmp_path: Path) -> None:
         assert server.stdout is not None
         events = (json.loads(line) for line in server.stdout)
         port = next(event["port"] for event in events if event["kind"] == "ready")
+        join = [*PAUSEFL, "client", "--server", f"127.0.0.1:{port}", "--client-id"]
         clients = [
-            subprocess.Popen(
-                [*PAUSEFL, "client", *config, "--server", f"127.0.0.1:{port}", "--client-id", f"client-{k:03}"],
-                cwd=tmp_path,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+            subprocess.Popen([*join, f"client-{k:03}", *config], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
             for k, config in enumerate(([str(tiny)], [str(tiny)], []))
         ]
         kinds = [event["kind"] for event in events]
@@ -262,9 +258,17 @@ def test_a_new_project_takes_each_policy_that_there_is(tmp_path: Path, capsys: p
         main(["new", str(tmp_path / f"with {policy}"), "--policy", policy])
         assert capsys.readouterr().out.endswith(f"run it: pausefl run '{tmp_path}/with {policy}/experiment.toml'\n")
         assert pausefl.load(tmp_path / f"with {policy}/experiment.toml").selection.policy == policy
-    with pytest.raises(SystemExit, match="2"):
-        main(["new", str(tmp_path / "misspelt"), "--policy", "puase"])
-    assert "did you mean pause" in capsys.readouterr().err
+    assert "did you mean pause" in complaint(capsys, "new", tmp_path / "misspelt", "--policy", "puase")
+
+
+def test_a_fleet_that_no_project_could_play_is_refused(tmp_path: Path, capsys: Printed) -> None:
+    for device, said in (
+        ("my phone", "clients.ids: 'my phone' is no name; "),
+        ("a", "selection.m = 2: must be at most"),
+    ):
+        (tmp_path / "fleet.csv").write_text(f"client,seconds\n{device},0.1\n")
+        assert f"fleet.csv: {said}" in complaint(capsys, "new", tmp_path / "mine", "--fleet", tmp_path / "fleet.csv")
+        assert not (tmp_path / "mine").exists()
 
 
 # -- places that cannot be read or written, and damaged files

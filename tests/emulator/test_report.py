@@ -290,9 +290,9 @@ def test_csv_holds_every_view(reported: Path) -> None:
 
 @pytest.mark.parametrize("name", ["run.db", "summary.json", "config.toml"])
 def test_a_folder_that_is_no_run_directory_is_named(tmp_path: Path, name: str) -> None:
-    run_dir = write_run(tmp_path / "run")
+    run_dir = write_run(tmp_path / "a run")
     (run_dir / name).unlink()
-    go_on = f"; the run goes on, or was cut short; go on with it: pausefl run --resume {run_dir}"
+    go_on = f"; the run goes on, or was cut short; go on with it: pausefl run --resume '{run_dir}'"
     with pytest.raises(ConfigError, match=f"{run_dir}.*{name}{go_on if name == 'summary.json' else ''}"):
         read_run(run_dir)
     with pytest.raises(ConfigError, match="no such run directory"):

@@ -1,6 +1,7 @@
 """The subcommands that play whole runs: one, or several side by side."""
 
 import argparse
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -72,15 +73,15 @@ def _what_is_left(run_dir: Path, rounds: int) -> str:
     with suppress(ConfigError, OSError):  # there is no summary, or it is outdated
         summary = read_summary(run_dir)
         if summary["outcome"] != "interrupted" and summary["rounds"] == rounds:
-            return f"all rounds are played; pausefl report {run_dir} writes the report"
+            return f"all rounds are played; pausefl report {shlex.quote(str(run_dir))} writes the report"
     return f"go on with: {resume_command(run_dir)}"
 
 
 def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
     """Print the summary of a run, and where its report is."""
     console.print(summary_table(summary))
-    report = run_dir / "report.html"
-    console.print(f"report: {report if report.exists() else f'pausefl report {run_dir} writes it'}", soft_wrap=True)
+    report, again = run_dir / "report.html", shlex.join(["pausefl", "report", str(run_dir)])
+    console.print(f"report: {report if report.exists() else f'{again} writes it'}", soft_wrap=True)
 
 
 def compare(options: argparse.Namespace) -> None:

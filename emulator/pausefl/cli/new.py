@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.measured.reading import Reading, as_option
 from pausefl.terminal_table import plain_console
 from pausefl_process.files import write_durably
@@ -52,8 +53,9 @@ def new(options: argparse.Namespace) -> None:
 
 
 def _devices(fleet: Path, said: Mapping[str, Any]) -> list[str]:
-    """The devices that a file of latencies names. ConfigError if it cannot be read as asked."""
+    """The devices that a file of latencies names. ConfigError if it cannot be read as asked, or they be no clients."""
     try:
-        return list(Reading(**said).measured(fleet, as_option, by_client=True, above_zero=False))
-    except ValueError as error:
+        devices = list(Reading(**said).measured(fleet, as_option, by_client=True, above_zero=False))
+        return parse_experiment("", {"clients.ids": devices, "selection.m": 2}).client_ids
+    except (ValueError, ConfigError) as error:
         raise ConfigError(f"{fleet}: {error}") from error

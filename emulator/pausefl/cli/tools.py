@@ -72,10 +72,9 @@ def validate(options: argparse.Namespace) -> None:
     if options.run_dir is not None:
         check_goes_on(in_force(experiment), Path(options.run_dir))
     check_own_code(experiment)
-    print(listing(experiment), end="", flush=True)
-    for found in try_out(experiment, lambda text: print(f"pausefl: {text}", file=sys.stderr)):
-        print(f"# {found}")
-    for line in ahead(experiment, options.config):
+    found = try_out(experiment, lambda text: print(f"pausefl: {text}", file=sys.stderr))
+    print(listing(experiment), end="")  # only now: a refusal comes alone
+    for line in (*found, *ahead(experiment, options.config)):
         print(f"# {line}")
 
 

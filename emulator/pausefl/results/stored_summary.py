@@ -1,6 +1,7 @@
 """Reads summary.json: its keys, their types, and a check that it describes the run's latest state."""
 
 import json
+import shlex
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -231,7 +232,7 @@ def text_in(path: Path, name: str) -> str:
         return (path / name).read_text(encoding="utf-8")
     except FileNotFoundError:
         is_cut_short = name == "summary.json" and (path / "run.db").exists()
-        go_on = f"the run goes on, or was cut short; go on with it: pausefl run --resume {path}"
+        go_on = f"the run goes on, or was cut short; go on with it: pausefl run --resume {shlex.quote(str(path))}"
         raise ConfigError(f"{path}: has no {name}; {go_on if is_cut_short else 'is it a run directory?'}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path / name}: cannot be read ({reason(error)})") from error

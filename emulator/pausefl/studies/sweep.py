@@ -132,9 +132,7 @@ def _planned(plan: Plan) -> list[Planned]:
             if one == other:  # also finds 1 and 1.0, whose runs would have different names
                 raise ConfigError(f"--set {key}: {one!r} and {other!r} are the same; name each value once")
         if seeds > 1 and len(values) > 1 and parts_of_key(key) == ["experiment", "seed"]:
-            raise ConfigError(
-                f"--set {key}: lists {len(values)} seeds beside --seeds {seeds}; leave one of the two out"
-            )
+            raise ConfigError(f"--set {key}: lists {len(values)} seeds beside --seeds {seeds}; leave one out")
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     experiments = [parse_experiment(plan.source, point) for point in points]
     for experiment in experiments:
