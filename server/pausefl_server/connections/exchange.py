@@ -90,8 +90,7 @@ def update_of(frames: Assembler, epsilon: float, settings: ServerSettings) -> Ve
 
 def release_of(result: pb.Result) -> Release:
     """The release that the client says it made, unchecked: the coordinator compares it with the schedule."""
-    release = result.release
-    return Release(release.participation, release.epsilon, release.epsilon_spent)
+    return Release(result.release.participation, result.release.epsilon, result.release.epsilon_spent)
 
 
 def loss_of(result: pb.Result) -> float | None:

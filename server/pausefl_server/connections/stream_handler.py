@@ -43,8 +43,7 @@ class PeerIdentity:
     @property
     def host(self) -> str:
         """The peer's IP address, if gRPC names the connection FAMILY:ADDRESS:PORT; else empty."""
-        _, _, address = self.connection.rpartition(":")[0].partition(":")
-        return unquote(address)
+        return unquote(self.connection.rpartition(":")[0].partition(":")[2])
 
 
 class ClientStreamHandler:
@@ -72,7 +71,7 @@ class ClientStreamHandler:
         self._offer = encode(pb.ExperimentOffer(experiment=endpoints.offer, run_id=settings.run_id))
         self._hellos = HelloLimiter(endpoints.hello_timeout_s)
         self._ending = StreamQuota(MOST_ENDING)  # gRPC keeps streams until their last message is read
-        self._rate_limits: dict[str, ClientRateLimit] = {}  # of every id that was registered once
+        self._rate_limits: dict[str, ClientRateLimit] = {}  # of every id that was registered, or proven
         self._served: dict[ClientActor, tuple[PeerIdentity, asyncio.Timeout]] = {}  # the timeout can end its stream
 
     async def handle(self, stream: MessageStream, peer: PeerIdentity) -> None:
@@ -113,13 +112,15 @@ class ClientStreamHandler:
                 hello = _hello(await stream.read())
             with self._told_of_refusal(peer):
                 is_owner = self._admission.check(hello.client_id, peer.names, peer.token)
-            if (rate_limit := self._rate_limits.get(hello.client_id)) is not None:
-                rate_limit.check_allowed()
-                rate_limit.count_unsolicited("came and went")
+            rate_limit = self._rate_limits.get(hello.client_id) or ClientRateLimit(self._watch.clock)
+            if is_owner and isinstance(self._admission.ids, frozenset):  # a run has only so many of these ids
+                self._rate_limits[hello.client_id] = rate_limit
+            rate_limit.check_allowed()
+            rate_limit.count_unsolicited("came and went")
             if hello.run_id not in ("", self._settings.run_id):
                 await self._send_away(stream, peer, self._welcome)
                 return
-            await self._serve(stream, hello, peer, is_owner, rate_limit or ClientRateLimit(self._watch.clock))
+            await self._serve(stream, hello, peer, is_owner, rate_limit)
         except (WireError, ActorStopped) as error:
             await self._send_away(stream, peer, _goodbye(error))
 

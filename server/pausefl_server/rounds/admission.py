@@ -6,10 +6,11 @@ The files that say which clients may join are read again during a run, so that a
 import asyncio
 import hashlib
 import hmac
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 
 from pausefl_process.tokens import read_ids, read_token_digests
@@ -131,8 +132,10 @@ def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, c
         raise WireError(f"protocol version {hello.protocol_version}, this server speaks {PROTOCOL_VERSION}")
     if not 1 <= hello.n_examples <= _MOST_EXAMPLES:
         raise WireError(f"has {hello.n_examples} examples, must be 1 to {_MOST_EXAMPLES}")
-    if settings.agreement is not None and (differences := _differences(hello.agreement, settings.agreement)):
-        raise WireError(f"the experiments differ: {'; '.join(differences[:_MOST_NAMED])}")
+    run = hello.agreement if settings.agreement is None else settings.agreement
+    if differences := "; ".join(islice(_differences(hello.agreement, run), _MOST_NAMED)):
+        raise WireError(f"the experiments differ: {differences}")
+    del hello.manifest.tensors[len(settings.manifest.tensors) + 1 :]  # to read thousands would take long
     if (theirs := Manifest.from_message(hello.manifest)) != (ours := settings.manifest):
         is_rest = theirs.tensors == ours.tensors
         differ = "frozen parameters or buffers differ" if is_rest else "tensors differ in name, shape or order"
@@ -149,14 +152,12 @@ def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, c
     check_ledger(hello.ledger.released, hello.ledger.epsilon_spent, settings.budget, proven)
 
 
-def _differences(client: Mapping[str, str], run: Mapping[str, str]) -> list[str]:
-    """The keys of the experiment whose values differ between the client and the run, with both values."""
-    found = []
+def _differences(client: Mapping[str, str], run: Mapping[str, str]) -> Iterator[str]:
+    """Yields the keys of the experiment whose values differ between the client and the run, with both values."""
     for key in sorted(client.keys() | run.keys()):
         if client.get(key) != run.get(key):
             theirs, ours = excerpts(client.get(key, "not stated"), run.get(key, "not stated"))
-            found.append(f"{shown(excerpt(key))} is {shown(theirs)} at the client, {ours} in the run")
-    return found
+            yield f"{shown(excerpt(key))} is {shown(theirs)} at the client, {ours} in the run"
 
 
 def differing_modules(theirs: str, ours: str) -> set[str]:
@@ -167,14 +168,8 @@ def differing_modules(theirs: str, ours: str) -> set[str]:
 
 def joined(hello: pb.Hello, is_owner: bool, host: str) -> list[LogEvent]:
     """The events of a client that joins. If it has proven its id, its ledger is proof of its releases."""
-    event = LogEvent(
-        "joined",
-        hello.client_id,
-        host,
-        n_examples=hello.n_examples,
-        epsilon_spent=hello.ledger.epsilon_spent,
-        released=hello.ledger.released,
-    )
+    spent, released = hello.ledger.epsilon_spent, hello.ledger.released
+    event = LogEvent("joined", hello.client_id, host, hello.n_examples, spent, released)
     if not (is_owner and event.released):
         return [event]
     return [event, replace(event, kind="reconciled", detail="its owner's ledger at hello", n_examples=0)]
