@@ -77,7 +77,7 @@ class ClientSession:
         # The work for one key: under way, or released but not yet acknowledged. It outlives the stream of its job. If
         # the server asks for the same key again, the client sends the same bytes.
         self._kept: tuple[ReleaseKey, asyncio.Future[Work]] | None = None
-        self._working: asyncio.Future[Work] | None = None  # the work that began last; it may still be under way
+        self._working: tuple[ReleaseKey, asyncio.Future[Work]] | None = None  # what began last; it may be under way
         self._withdrawals = Withdrawals()
         self._writing = asyncio.Lock()
         self._last_job_s = self._clock()  # when the job that was answered last had arrived
@@ -138,10 +138,12 @@ class ClientSession:
             own_code=self._settings.own_code,
         )
         if ledger is not None:
-            # In this order: a job that is charged in between counts twice, not never.
-            at_work, spent = self._working is not None and not self._working.done(), ledger.spent
-            hello.ledger.MergeFrom(pb.Ledger(schedule=self._settings.schedule, at_work=at_work))
-            hello.ledger.released, hello.ledger.epsilon_spent = spent
+            hello.ledger.MergeFrom(pb.Ledger(schedule=self._settings.schedule, at_work=pb.Work()))
+            if self._working is not None and not self._working[1].done():
+                job = self._working[0]
+                hello.ledger.at_work.MergeFrom(pb.Work(round=job.round, attempt=job.attempt))
+            # Not earlier: a job that is charged in between counts twice, not never.
+            hello.ledger.released, hello.ledger.epsilon_spent = ledger.spent
         await stream.write(encode(pb.ClientMessage(hello=hello)))
         data = await stream.read()
         if data is None:
@@ -327,11 +329,11 @@ class ClientSession:
             with contextlib.suppress(Withdrawn):  # the job was withdrawn then, and has been sent again since
                 work = await asyncio.shield(self._kept[1])
                 return Work(work.released, work.loss, is_resent=True)
-        if self._working is not None and not self._working.done():
+        if self._working is not None and not self._working[1].done():
             # Work of a job whose stream broke. Only one thread at a time may use the trainer, its state and the ledger.
-            await download.withdrawn.guard(asyncio.wait([self._working]))
+            await download.withdrawn.guard(asyncio.wait([self._working[1]]))
         future = computed(self._host.executor, self._compute, download, key, submitted_s)
-        self._kept, self._working = (key, future), future
+        self._kept = self._working = key, future
         if future.done():  # return at once: an await would cost turns of the event loop
             self._forget_damaged(future)
             return future.result()

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -40,9 +40,7 @@ async def both_at_work(rig: CoordinatorRig, released: int = 10) -> tuple[FakePee
 async def back_at_work(rig: CoordinatorRig, b: FakePeer) -> FakePeer:
     """Break b's stream, and join b again with the same job on a new stream."""
     await rig.lose(b)
-    back = await rig.join("b", manual=True, released=10)
-    await back.next_job()
-    return back
+    return await rig.join_and_work("b", released=10)
 
 
 async def play_two_rounds(rig: CoordinatorRig, answer: RefusalKind | Literal["update"] | None) -> FakePeer:
@@ -131,7 +129,7 @@ async def test_a_dropped_job_settles_no_other(rig: MakeRig) -> None:
     """It waited for b's thread, which still works on a job of a server that was killed."""
     steps = Asynchronous(concurrency=3, buffer=1)
     async with rig(Random(3), minimum_clients=3, is_asynchronous=True, asynchronous=steps, rounds=2).running() as r:
-        await r.register(b := r.peer("b", manual=True), ledger=pb.Ledger(schedule="agreed", at_work=True))
+        await r.register(b := r.peer("b", manual=True), ledger=pb.Ledger(schedule="agreed", at_work=pb.Work(round=7)))
         await r.join_all("ac")
         await b.next_job()
         await r.coordinator.tell(Refusal("b", 1, 1, "withdrawn", "dropped its job"))
@@ -245,7 +243,7 @@ async def test_a_client_may_have_charged_its_job_when_the_server_was_killed(tmp_
                 again = await r.join_and_work("a", released=a.released)
                 if said:
                     ledger = pb.Ledger(schedule="agreed", released=said, epsilon_spent=BUDGET.spent(said))
-                    ledger.at_work = said < b.released
+                    ledger.at_work.round = 2 if said < b.released else 0
                     await r.register(r.peer("b"), ledger=ledger)
                 await again.answer(2)
             await r.played()
@@ -253,13 +251,25 @@ async def test_a_client_may_have_charged_its_job_when_the_server_was_killed(tmp_
             assert most_releases(r) == b.released == 12
 
 
-async def test_a_client_may_have_charged_its_first_job_when_the_server_was_killed_in_round_1(tmp_path: Path) -> None:
-    """b never comes back: only the log knows that it had joined."""
-    async with CoordinatorRig(tmp_path).running() as killed:
-        _, b = await both_at_work(killed)
-        b.release()
-    async with CoordinatorRig(tmp_path, All(1), rounds=1, minimum_clients=1).played_by("a") as r:
-        assert most_releases(r) == b.released == 11
+@pytest.mark.usefixtures("short_drain")
+@pytest.mark.parametrize("mode", ["stopped", "missed", "back late", "rounds"])
+@pytest.mark.parametrize(("work", "most"), [(0, 1), (1, 1), (7, 2)], ids=["away", "on it", "on an earlier one"])
+async def test_a_job_that_is_asked_for_again_counts_once(tmp_path: Path, mode: str, work: int, most: int) -> None:
+    """b had it from a server that was killed, and gives no answer. What b still works on then counts besides."""
+    settings: dict[str, Any] = {"is_asynchronous": mode != "rounds", "asynchronous": Asynchronous(2, 2), "rounds": 1}
+    async with CoordinatorRig(tmp_path, Random(2), **settings).running() as killed:
+        await both_at_work(killed, released=0)
+    at_once = 1 if mode == "back late" or not work else 2
+    settings |= {"round_timeout_s": 0.5, "rejoin_timeout_s": 0.2, "minimum_clients": at_once}
+    async with CoordinatorRig(tmp_path, Random(2), **settings).running() as r:
+        a, b = r.peer("a", manual=True), r.peer("b", manual=True)
+        for peer in [a, b] if mode == "back late" else [b, a]:
+            if work or peer is a:
+                await r.register(peer, ledger=pb.Ledger(schedule="agreed", at_work=pb.Work(round=work, attempt=1)))
+        await a.next_job()
+        await (r.coordinator.tell(Shutdown("stopped")) if mode == "stopped" else a.answer(1))
+        await r.played()
+        assert bounds(r)["b"] == most
 
 
 async def test_a_client_that_returned_may_have_charged_its_job_when_the_server_was_killed(tmp_path: Path) -> None:
@@ -272,8 +282,7 @@ async def test_a_client_that_returned_may_have_charged_its_job_when_the_server_w
         await a.next_job()
         await killed.lose(a)
         await killed.until_noticed("in attempt 1 at round 2")
-        back = await killed.join("b", manual=True, released=b.released)
-        await back.next_job()
+        back = await killed.join_and_work("b", released=b.released)
         back.release()
     async with CoordinatorRig(tmp_path, All(1), rounds=2, minimum_clients=1).played_by("c") as r:
         assert most_releases(r) == back.released == 12
@@ -281,8 +290,7 @@ async def test_a_client_that_returned_may_have_charged_its_job_when_the_server_w
 
 async def test_a_client_that_came_later_may_have_charged_when_a_killed_server_goes_back(tmp_path: Path) -> None:
     async with CoordinatorRig(tmp_path, rounds=9, minimum_clients=1).running() as killed:
-        a = await killed.join("a", manual=True)
-        await a.next_job()
+        a = await killed.join_and_work("a")
         b = await killed.join("b", manual=True, released=10)
         await a.answer(1)
         for peer in (a, b):
@@ -295,15 +303,6 @@ async def test_a_client_that_came_later_may_have_charged_when_a_killed_server_go
         await r.join("a", released=a.released)
         await r.played()
         assert most_releases(r) == b.released == 12
-
-
-async def test_a_run_that_ended_in_order_owes_nothing_when_it_is_begun_again(tmp_path: Path) -> None:
-    for rounds in (2, 2):
-        async with CoordinatorRig(tmp_path, rounds=rounds).running() as r:
-            if r.coordinator.state.round < rounds:
-                await r.join_all("ab")
-            await r.played()
-            assert most_releases(r) == 2
 
 
 async def test_only_who_is_new_is_logged_before_the_job(rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,9 +326,10 @@ async def test_only_who_is_new_is_logged_before_the_job(rig: MakeRig, monkeypatc
     assert saved == [(1, False), (3, True)]
 
 
-async def test_a_start_that_fails_before_a_job_is_out_charges_no_one(tmp_path: Path) -> None:
-    async with CoordinatorRig(tmp_path, rounds=2).played_by("ab"):
-        pass
+async def test_a_run_begun_again_after_its_end_owes_nothing_also_if_it_fails_before_a_job(tmp_path: Path) -> None:
+    for client_ids in ("ab", ""):
+        async with CoordinatorRig(tmp_path, rounds=2).played_by(client_ids) as r:
+            assert most_releases(r) == 2
     async with CoordinatorRig(tmp_path, rounds=3).running():
         pass
     async with CoordinatorRig(tmp_path, All(1), rounds=3, minimum_clients=1).running() as r:

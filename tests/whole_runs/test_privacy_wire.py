@@ -32,7 +32,8 @@ CLIP = 3e-5
 FIELDS = {
     "hello": ["protocol_version", "client_id", "n_examples", "agreement"],
     "hello.manifest.tensors": ["name", "shape", "dtype"],
-    "hello.ledger": ["schedule", "released", "epsilon_spent", "at_work"],
+    "hello.ledger": ["schedule", "released", "epsilon_spent"],
+    "hello.ledger.at_work": ["round", "attempt"],
     "result": ["round", "attempt", "status", "reason"],
     "result.release": ["participation", "epsilon", "epsilon_spent"],
     "result.update": ["size_bytes", "frames", "digest"],

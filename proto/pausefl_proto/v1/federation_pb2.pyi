@@ -308,23 +308,48 @@ class Ledger(_message.Message):
     released: _builtins.int
     """private releases so far"""
     epsilon_spent: _builtins.float
-    at_work: _builtins.bool
-    """it may release once more, for a job of an earlier stream that it still works on"""
+    @_builtins.property
+    def at_work(self) -> Global___Work:
+        """the job of an earlier stream that it still works on, for which it may release once more"""
+
     def __init__(
         self,
         *,
         schedule: _builtins.str = ...,
         released: _builtins.int = ...,
         epsilon_spent: _builtins.float = ...,
-        at_work: _builtins.bool = ...,
+        at_work: Global___Work | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "epsilon_spent", b"epsilon_spent", "released", b"released", "schedule", b"schedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Ledger: _TypeAlias = Ledger  # noqa: Y015
+
+@_typing.final
+class Work(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """0: there is no such job"""
+    attempt: _builtins.int
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Work: _TypeAlias = Work  # noqa: Y015
 
 @_typing.final
 class Manifest(_message.Message):

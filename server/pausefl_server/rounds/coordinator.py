@@ -168,6 +168,9 @@ class Coordinator(Actor[_Message]):
         self._ask_again(step)
         self._take_surplus(step)
         await self._hand_out(step)
+        owed = [event for event in step.events if event.kind == "unsettled" and event.client_id in step.jobs]
+        again = [event for event in owed if event == unsettled(event.client_id, *step.jobs[event.client_id].job.key)]
+        step.events = [event for event in step.events if event not in again]  # the end of each job is logged by itself
         self._take_whole(step)  # handing out has set how many answers are needed
         await asyncio.sleep(0)  # let the job leave before anything else is done
         await self._report_last_round(busy=step.due.keys())
@@ -207,9 +210,8 @@ class Coordinator(Actor[_Message]):
             step.add_job(client_id, jobs[key], now_s, round_timeout_s(self._settings, self.state.table, rows), [draw])
             if key[0] == step.number:
                 step.chosen.append(client_id)
-            if client_id in self._members:
-                self._members.offer(client_id, jobs[key])
-            else:
+            self._members.offer(client_id, jobs[key])
+            if client_id not in self._members:
                 step.lost(client_id, now_s + self._settings.rejoin_timeout_s, None)
         if at_work:
             self._elapsed = step.elapsed
@@ -367,11 +369,8 @@ class Coordinator(Actor[_Message]):
         self._without_update = 0 if self._pending.retired() else self._without_update + 1
         if self._without_update >= self._settings.rounds_without_update_max:
             last = record.misses[-1]
-            self._end_run(
-                "failed",
-                f"no client gave an update in {self._without_update} attempts in a row; the last one,"
-                f" {last.client_id}: {last.reason}",
-            )
+            why = f"no client gave an update in {self._without_update} attempts in a row; the last one"
+            self._end_run("failed", f"{why}, {last.client_id}: {last.reason}")
 
     async def _report_last_round(self, busy: AbstractSet[str] = frozenset()) -> None:
         """Do what can wait until the next job is out: acknowledge updates, report, evaluate, ping.
@@ -447,14 +446,17 @@ class Coordinator(Actor[_Message]):
     # -- what clients send
 
     def _register(self, message: Register) -> None:
-        client_id = message.hello.client_id
+        client_id, ledger = message.hello.client_id, message.hello.ledger
         self._pending.add(*self._members.register(message, self.state.round))
-        earlier = (self.state.round + 1, 1) if message.hello.ledger.at_work else None  # from a server that was killed
-        if self._open is not None and (job := self._open.returned(client_id, self._now_s())) is not None:
+        job = None if self._open is None else self._open.returned(client_id, self._now_s())
+        if job is not None:
             # The client lost its stream and is back. It gets the same job, and so answers with the same bytes.
             self._members.offer(client_id, job)
-        elif (owed := self._members.withdraw_job(client_id) or earlier) and self._settings.budget is not None:
-            # The client may still work on the job it had when its stream broke, and charge it after this hello.
+        # It may still work on a job that it had when a stream broke, and charge it after this hello.
+        owed = self._members.withdraw_job(client_id) if job is None else None
+        if ledger.HasField("at_work"):  # a client of 0.1.0 does not say it
+            owed = (ledger.at_work.round, ledger.at_work.attempt) if ledger.at_work.round else None
+        if owed and self._settings.budget is not None and (job is None or job.key != owed):
             self._pending.add(unsettled(client_id, *owed))
 
     def _lose(self, message: Lost) -> None:

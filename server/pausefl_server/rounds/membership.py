@@ -128,10 +128,10 @@ class Membership:
 
     def offer(self, client_id: str, message: Dispatch | pb.Ack) -> None:
         """Hand a message to a client if it is connected and its mailbox has room. A stuck stream delays no round."""
+        if isinstance(message, Dispatch):  # a client that is away may have the job from a server that was killed
+            self._jobs[client_id] += 1
+            self._last_jobs[client_id] = message.key
         if (peer := self._peers.get(client_id)) is not None:
-            if isinstance(message, Dispatch):
-                self._jobs[client_id] += 1
-                self._last_jobs[client_id] = message.key
             peer.offer(message)
 
     def answered(self, answer: Update | Refusal) -> None:

@@ -1,6 +1,6 @@
 """Restores a server's state when it starts: replays the log, and loads the model that the log names."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -177,11 +177,7 @@ def _connected(state: RunState, late: list[LogEvent]) -> list[str]:
 
 
 def _owed(
-    state: RunState,
-    late: list[LogEvent],
-    at_work: Mapping[str, tuple[int, int]],
-    store: Store,
-    settings: ServerSettings,
+    state: RunState, late: list[LogEvent], at_work: dict[str, tuple[int, int]], store: Store, settings: ServerSettings
 ) -> list[LogEvent]:
     """Events "unsettled" of the clients that had a job when the server was killed. Each of them may have charged it."""
     store.note_killed()
