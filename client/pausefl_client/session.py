@@ -280,6 +280,7 @@ class ClientSession:
             loss=work.loss,
             statistics=self._settings.statistics,
             update=header,
+            resent=work.is_resent,
             host=self._host_since(download.first_s, done_s - started_s),
         )
         await self._write(stream, pb.ClientMessage(result=result), frames[0])
@@ -344,17 +345,14 @@ class ClientSession:
         started_s = self._clock()
         theta: Vector = download.frames.finish(check_finite=False)
         if (kept := self._releaser.recall(key)) is not None:
-            taken_s = self._clock() - started_s
-            return Work(kept, loss=None, queue_s=started_s - submitted_s, privatise_s=taken_s, is_resent=True)
+            return Work(kept, None, started_s - submitted_s, privatise_s=self._clock() - started_s, is_resent=True)
         if self._states is not None:
             self._states.recall(key)
         outcome = self._train(theta, download, key)
         trained_s = self._clock()
         released = self._releaser.release(outcome.update, key)
         loss = outcome.loss if self._settings.discloses_loss else None
-        return Work(
-            released, loss, started_s - submitted_s, trained_s - started_s, privatise_s=self._clock() - trained_s
-        )
+        return Work(released, loss, started_s - submitted_s, trained_s - started_s, self._clock() - trained_s)
 
     def _train(self, theta: Vector, download: Download, key: ReleaseKey) -> TrainingOutcome:
         """Train, and return the outcome. If training is withdrawn or fails, restore the trainer's earlier state.

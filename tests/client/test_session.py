@@ -156,7 +156,7 @@ async def test_asked_again_after_a_broken_line_it_sends_the_same_bytes_and_charg
     assert (result.release.participation, result.release.epsilon) == (1, BUDGET.epsilon(1))
     assert (other.release.participation, rig.ledger.spent.released, rig.trainer.rounds) == (2, 2, [1, 1])
     # Training and noise belong to the earlier exchange.
-    assert (again.timing.train_s, again.timing.privatise_s) == (0.0, 0.0)
+    assert (again.timing.train_s, again.timing.privatise_s, result.resent, again.resent) == (0.0, 0.0, False, True)
     assert [job.status for job in rig.answered] == ["ok", "resent", "resent", "ok"]
 
 

@@ -69,6 +69,7 @@ def answer_of(client_id: str, round: int, release: Release, **changes: Any) -> U
         "arrived_s": time.monotonic(),
         "host": HostReport(),
         "server_host": HostReport(),
+        "is_resent": False,
         "still_before_s": 0.0,
     }
     return Update(**(fields | changes))

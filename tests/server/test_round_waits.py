@@ -347,13 +347,14 @@ async def test_no_honest_client_is_rejected_because_the_server_slept(
 async def test_the_last_frame_tells_how_the_host_kept_time_during_the_upload() -> None:
     async with ClientActorRig(BIG).at_work() as rig:
         vector_ = vector(BIG)
-        first, _ = upload(vector_, host=pb.Host(loop_lag_s=0.5, still_before_s=2.0))
+        first, _ = upload(vector_, host=pb.Host(loop_lag_s=0.5, still_before_s=2.0), resent=True)
         rig.stream.give(first)
         _, frames = cut(vector_, digest(vector_))
         frame = pb.Frame(index=1, host=pb.Host(loop_lag_s=0.5, stopped_s=3.0, still_before_s=2.0))
         rig.stream.give(pack(pb.ClientMessage(frame=frame), frames[1]))
         update = await rig.updated()
         assert (update.host, update.still_before_s) == (HostReport(loop_lag_s=0.5, stopped_s=3.0), 2.0)
+        assert update.is_resent
 
 
 # --- a client's actor

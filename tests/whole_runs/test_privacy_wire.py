@@ -34,7 +34,7 @@ FIELDS = {
     "hello.manifest.tensors": ["name", "shape", "dtype"],
     "hello.ledger": ["schedule", "released", "epsilon_spent"],
     "hello.ledger.at_work": ["round", "attempt"],
-    "result": ["round", "attempt", "status", "reason"],
+    "result": ["round", "attempt", "status", "reason", "resent"],
     "result.release": ["participation", "epsilon", "epsilon_spent"],
     "result.update": ["size_bytes", "frames", "digest"],
     "result.timing": ["download_s", "injected_down_s", "queue_s", "train_s", "privatise_s", "injected_up_s"],

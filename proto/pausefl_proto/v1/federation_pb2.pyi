@@ -551,6 +551,7 @@ class Result(_message.Message):
     STATISTICS_FIELD_NUMBER: _builtins.int
     UPDATE_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
+    RESENT_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     attempt: _builtins.int
     status: Global___Status.ValueType
@@ -558,6 +559,8 @@ class Result(_message.Message):
     """with any status but OK"""
     loss: _builtins.float
     """only where the client was told to disclose it"""
+    resent: _builtins.bool
+    """the update was released in an earlier exchange, which had the time of its work"""
     @_builtins.property
     def timing(self) -> Global___Timing: ...
     @_builtins.property
@@ -589,10 +592,11 @@ class Result(_message.Message):
         statistics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         update: Global___Vector | None = ...,
         host: Global___Host | None = ...,
+        resent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "host", b"host", "loss", b"loss", "release", b"release", "timing", b"timing", "update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "attempt", b"attempt", "host", b"host", "loss", b"loss", "reason", b"reason", "release", b"release", "round", b"round", "statistics", b"statistics", "status", b"status", "timing", b"timing", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "attempt", b"attempt", "host", b"host", "loss", b"loss", "reason", b"reason", "release", b"release", "resent", b"resent", "round", b"round", "statistics", b"statistics", "status", b"status", "timing", b"timing", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015

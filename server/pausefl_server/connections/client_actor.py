@@ -276,6 +276,7 @@ class ClientActor(Actor[_Message]):
                 arrived_s=arrived_s,
                 host=host,
                 server_host=server_host,
+                is_resent=result.resent,
                 still_before_s=result.host.still_before_s,
             )
         )

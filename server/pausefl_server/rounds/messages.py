@@ -95,6 +95,8 @@ class Update:
     """How well the client's host kept time during the exchange."""
     server_host: HostReport
     """How well the server's host kept time during the exchange."""
+    is_resent: bool
+    """Whether the client says that it released the update in an earlier exchange."""
     still_before_s: float
     """How long the client says it stood still between the arrivals of the job that it answered last and of this one."""
 

@@ -27,11 +27,12 @@ def observe(
     `bounded` is the update's timing as far as it is believed (`bounded_timing`). `is_overdue`: the server read the
     update when more than twice the round's deadline had passed.
     """
-    row = table.row_of[update.client_id]
-    limits = settings.limits
+    row, limits = table.row_of[update.client_id], settings.limits
     by_server = limits.of_server(update.server_host, is_overdue=is_overdue)
     by_client = limits.of_client(update.host, settings.signal, total_delays=settings.total_delays)
     is_excused = table.untaught[row] < table.measured[row] + _MOST_UNTAUGHT
+    # After a restart of the server, a client sends what it had kept: this round trip is without the work.
+    is_part = update.is_resent and not update.timing.reconnect_s and settings.signal == "round_trip"
     latency_s = bounded.signal_s(settings.signal, settings.time_scale)
     waited_s = update.timing.server_wait_s + now_s - update.arrived_s
     return Observation(
@@ -50,7 +51,7 @@ def observe(
         statistics=only_labels(update.statistics) if "labels" in settings.disclosed else {},
         host=update.host,
         suspect=(*by_server, *by_client),
-        teaches=limits.teaches([*by_server, *by_client] if is_excused else by_server),
+        teaches=not (is_part and is_excused) and limits.teaches([*by_server, *by_client] if is_excused else by_server),
     )
 
 
@@ -77,9 +78,7 @@ def bounded_timing(update: Update) -> Timing:
     if excess_s <= TIMING_TOLERANCE_S or timing.device_s <= 0:
         return timing
     kept = max(0.0, 1 - excess_s / timing.device_s)
-    return replace(
-        timing, queue_s=kept * timing.queue_s, train_s=kept * timing.train_s, privatise_s=kept * timing.privatise_s
-    )
+    return replace(timing, **{part: kept * getattr(timing, part) for part in ("queue_s", "train_s", "privatise_s")})
 
 
 def reconciled(message: Update | Refusal) -> LogEvent:
