@@ -145,7 +145,8 @@ def test_a_sweep_writes_a_row_a_run_and_resumes_without_repeating(tmp_path: Path
 
 def test_a_point_that_the_data_refuse_is_a_row_of_the_table(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     grid = {**BASE, "workload.model": ["mlp"], "clients.count": [3, 4000], "selection.m": [1]}
-    sweep = run_sweep(DEMO, grid, 1, tmp_path / "s", OneByOne(Quiet()))
+    sweep = run_sweep(DEMO, grid, 1, tmp_path / "s", OneByOne(view := Quiet(), view.titles.append))
+    assert view.titles[0] == "before any run, 2 settings of data and training are tried"
     assert [row["outcome"] for row in sweep.rows] == ["completed", "missing"]
     assert sweep.rows[1]["stopped_because"].startswith("clients.count = 4000: must be from 1 to the 1200")
     assert "count=4000-seed1 is left out: clients.count" in caplog.text
@@ -323,7 +324,7 @@ def test_a_campaign_that_goes_on_takes_no_run_of_another_or_of_another_version(t
 def test_a_damaged_run_is_left_out_and_the_others_are_compared(tmp_path: Path) -> None:
     played, damaged = compared(tmp_path, ["random", "all"], seeds=2), tmp_path / "all-seed2"
     for name, text, said in (
-        ("summary.json", '{"policy": "all"}', r"lacks .*; an older version may have written it$"),
+        ("summary.json", '{"policy": "all"}', r"lacks .*; it may be of an older version$"),
         ("config.toml", "", r"is empty; restore"),
         ("config.toml", "nothing", r"was changed since the run began"),
         ("run.db", "no log", r"cannot be read as a run's database"),

@@ -96,7 +96,7 @@ def test_a_comparison_at_the_first_models_level_claims_no_saving(runs: Runs) -> 
     with changing_log(runs["random"][0]) as database:
         database.execute("UPDATE evaluations SET round = 0, accuracy = 0.75 WHERE round = 1")
     comparison = compare(runs)
-    assert comparison.no_saving_because.startswith("75.0% is no more than the first model or the most frequent class")
+    assert comparison.no_saving_because.startswith("75.0% is no more than the first model or most frequent class")
     assert all(row.latency_saved is None for row in comparison.rows)
     assert as_json(comparison)["warning"] == f"no saving is claimed: {comparison.no_saving_because}"
 

@@ -317,7 +317,7 @@ def test_a_log_that_was_changed_or_is_of_another_version_makes_no_report(tmp_pat
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("summary.json", '{"policy": "pause"}', r"lacks .* and 5\d keys more; an older version may have written it"),
+        ("summary.json", '{"policy": "pause"}', r"lacks .* and 5\d keys more; it may be of an older version"),
         *(("summary.json", text, "is no JSON object; delete it and resume the run") for text in ("[]", "null", "3")),
         ("run.db", "not a database, but long enough to be looked at" * 50, "cannot be read as a run's database"),
     ],

@@ -67,11 +67,7 @@ def dask_workers() -> Iterator[Executor]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Dask's own
-@pytest.mark.parametrize(
-    "opened",
-    [lambda: ThreadPoolExecutor(2), lambda: ProcessPoolExecutor(2), dask_workers],
-    ids=["threads", "processes", "dask"],
-)
+@pytest.mark.parametrize("opened", [partial(ThreadPoolExecutor, 2), partial(ProcessPoolExecutor, 2), dask_workers])
 def test_runs_of_any_executor_are_those_played_alone(opened: Callable[[], Any], tmp_path: Path) -> None:
     with opened() as executor:
         together = pausefl.sweep(experiment(), GRID, folder=tmp_path / "two", progress=False, executor=executor)

@@ -261,11 +261,13 @@ def test_bad_input_is_one_line(arguments: list[str], said: str, capsys: pytest.C
 def test_an_infinite_figure_is_no_number(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """JSON has no infinity. A law with a dead client, or a figure that was never observed, once gave one."""
     module = types.ModuleType("endless")
-    module.cases = lambda: iter([{"name": "endless", "a": math.inf, "b": math.nan, "c": 1.5}])  # type: ignore[attr-defined]  # mypy does not see it
+    module.cases = lambda: iter([{"case": "endless", "a": math.inf, "b": math.nan, "c": 1.5}])  # type: ignore[attr-defined]  # mypy does not see it
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(BENCHMARKS, "endless", Benchmark("endless", ""))
     run_benchmark("endless", {}, as_json=True)
-    assert capsys.readouterr().out == '{"name": "endless", "a": null, "b": null, "c": 1.5}\n'
+    assert capsys.readouterr().out == '{"case": "endless", "a": null, "b": null, "c": 1.5}\n'
+    run_benchmark("endless", {}, as_json=False)
+    assert capsys.readouterr().err == "measured: endless\n"
 
 
 @pytest.mark.end_to_end

@@ -1,6 +1,7 @@
 """Published data sets: downloaded if missing, and decompressed once into .npy files, which client processes map."""
 
 import hashlib
+import logging
 import os
 import shutil
 import tarfile
@@ -87,9 +88,7 @@ def _write_cache(folder: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
                 if not folder.is_dir():
                     raise
     except OSError as error:
-        raise ConfigError(
-            f"{folder.parent}: cannot hold the cache of data sets ({error}); set XDG_CACHE_HOME"
-        ) from error
+        raise ConfigError(f"{folder.parent}: cannot hold cached data sets ({error}); set XDG_CACHE_HOME") from error
 
 
 def _download(name: str, published: Published, folder: Path, missing: list[str]) -> None:
@@ -133,6 +132,7 @@ def _fetch(url: str, path: Path) -> Path:
         answer = answered.result(PATIENCE_S)
     except TimeoutError:
         raise TimeoutError(f"no answer within {PATIENCE_S:g} s") from None
+    logging.getLogger("pausefl.client").warning("downloading %s", url)  # it may take minutes
     with answer, path.open("wb") as file:
         shutil.copyfileobj(answer, file)
     return path

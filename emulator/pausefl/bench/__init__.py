@@ -52,7 +52,11 @@ def run_benchmark(
         for case in cases:
             print(json.dumps({k: finite(v) if isinstance(v, float) else v for k, v in case.items()}), flush=True)
     else:
-        print_table(f"{name}: {benchmarks[name].measures}", cases)
+        rows = []
+        for case in cases:  # each may take minutes
+            plain_console(stderr=True).print(f"measured: {case['case']}", highlight=False, soft_wrap=True)
+            rows.append(case)
+        print_table(f"{name}: {benchmarks[name].measures}", rows)
 
 
 def print_table(title: str, cases: Iterable[Mapping[str, Any]]) -> None:

@@ -201,9 +201,7 @@ def read_summary(path: Path) -> Summary:
         raise ConfigError(f"{file}: is no JSON object; {_MEND}")
     if missing := sorted(Summary.__required_keys__ - summary.keys()):
         more = f" and {len(missing) - _MOST_NAMED} keys more" if len(missing) > _MOST_NAMED else ""
-        raise ConfigError(
-            f"{file}: lacks {', '.join(missing[:_MOST_NAMED])}{more}; an older version may have written it"
-        )
+        raise ConfigError(f"{file}: lacks {', '.join(missing[:_MOST_NAMED])}{more}; it may be of an older version")
     try:
         adapter_of(Summary).validate_python(summary, strict=True)
     except ValidationError as error:

@@ -18,12 +18,14 @@ _NAME = "pausefl-check"
 _TRIED = {"workload", "clients", "privacy", "tls", "admission", "evaluation"}
 
 
-def impossible(runs: Sequence[Planned]) -> Missing:
+def impossible(runs: Sequence[Planned], say: Callable[[str], object]) -> Missing:
     """The error of each run whose data cannot be partitioned or whose model fails in a training step, by run name."""
     trials = {run.name: run.experiment.model_dump_json(include=_TRIED) for run in runs}
     trained = {trials[run.name]: run.experiment for run in runs if run.experiment.workload.model != "synthetic"}
     if not (trained and is_installed("client")):
         return {}
+    if len(trained) > 1:
+        say(f"before any run, {len(trained)} settings of data and training are tried")
     found = dict(zip(trained, _in_child(_try_out, list(trained.values())), strict=True))
     return {name: error for name, trial in trials.items() if (error := found.get(trial)) is not None}
 

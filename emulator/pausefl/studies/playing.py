@@ -163,7 +163,7 @@ def checked(runs: Sequence[Planned], folder: Path, player: Player) -> Missing:
     check_apart(runs)
     player.check(runs)
     left, damaged = left_and_damaged(runs, folder)
-    refused = {**damaged, **impossible(left)}
+    refused = {**damaged, **impossible(left, player.say)}
     if refused and len(refused) == len(runs):
         raise next(iter(refused.values()))
     for name, error in refused.items():
@@ -286,8 +286,6 @@ def _outcome(future: "Future[str | PauseflError]") -> str | PauseflError:
     except CancelledError:
         return RunInterrupted("cancelled")
     except (ImportError, AttributeError, TypeError) as error:
-        return UnfitMachine(
-            f"the executor's machines cannot play it ({in_one_line(error)}); is the same pausefl there?"
-        )
+        return UnfitMachine(f"the executor's machines cannot play it ({in_one_line(error)}); is this pausefl there?")
     except Exception as error:  # the executor's own: its worker was killed or ran out of time
         return RunInterrupted(f"its job was lost ({excerpt(in_one_line(error))})")

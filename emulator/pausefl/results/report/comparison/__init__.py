@@ -357,9 +357,7 @@ def _doubt(runs: Runs, split: Split, common: float | None, figures: Figures) -> 
             found.append(f"a run has {fewest} evaluations, fewer than {_FEWEST_EVALUATIONS} (evaluation.every)")
         chance = figures.compute("chance level", lambda: _chance(runs, split))
         if chance is not None and common <= chance:
-            found.append(
-                f"{common:.1%} is no more than the first model or the most frequent class gives ({chance:.1%})"
-            )
+            found.append(f"{common:.1%} is no more than the first model or most frequent class gives ({chance:.1%})")
     if len(next(iter(runs.values()))) == 1:
         found.append("one seed")
     return ", ".join(found)
