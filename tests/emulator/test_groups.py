@@ -98,7 +98,7 @@ def test_a_kind_alone_is_a_table_with_its_defaults() -> None:
     [
         ("clients.count=30", "clients.count = 30: its groups add up to 5"),
         ("selection.m=6", "selection.m = 6: must be at most clients.count = 5"),
-        ("workload.examples=4", "workload.examples = 4: must be at least clients.count = 5, one for each"),
+        ("workload.examples=4", "workload.examples = 4: must be at least clients.count = 5, one each"),
         ('clients.groups={"a/b" = { count = 5 }}', "clients.groups: 'a/b' is no name; letters, digits, _ and - make"),
         ("clients.groups={-a = { count = 5 }}", "clients.groups: '-a' is no name; letters, digits, _ and - make"),
         (f"clients.groups={{{'a' * 121} = {{ count = 5 }}}}", "should have at most 120 characters"),

@@ -243,9 +243,7 @@ def _check_counts(experiment: Experiment) -> None:
         raise ConfigError(f"admission.clients: names {len(admitted)} clients, clients.count = {clients.count}")
     examples = None if experiment.workload.model == "synthetic" else experiment.workload.examples
     if examples is not None and examples < clients.count:
-        raise ConfigError(
-            f"workload.examples = {examples}: must be at least clients.count = {clients.count}, one for each"
-        )
+        raise ConfigError(f"workload.examples = {examples}: must be at least clients.count = {clients.count}, one each")
 
 
 def _check_statistics(experiment: Experiment) -> None:

@@ -217,6 +217,8 @@ def test_rows_are_taken_in_the_order_of_their_times_and_in_the_unit_said(
     path = tmp_path / "fleet.csv"
     path.write_text(f"time,seconds,client\n{rows}\n")
     assert pausefl.fit_latency(path, unit=unit).latencies["a"].seconds == pytest.approx(seconds)
+    with pytest.raises(pausefl.ConfigError, match=r'^unit = "min": must be one of s, ms, us$'):
+        pausefl.fit_latency(path, unit="min")  # type: ignore[arg-type]  # on purpose
 
 
 def test_ping_needs_no_times_and_of_a_small_fleet_half_is_chosen(tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ class Reading(Bounded):
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise ValueError(f'format = "{self.format}": must be one of {", ".join(FORMATS)}')
+        if self.unit not in (None, *_SECONDS):
+            raise ValueError(f'unit = "{self.unit}": must be one of {", ".join(_SECONDS)}')
         super().__post_init__()
 
     def measured(self, file: Path, spelt: Spelling, *, by_client: bool, above_zero: bool) -> dict[str, list[Probe]]:
