@@ -313,9 +313,10 @@ class ClientSession:
             return delays.down_s
 
     async def _is_released(self, key: ReleaseKey) -> bool:
-        """Whether work begun on a broken stream ended with a release. Such an update is charged, so it is sent."""
-        if (kept := self._kept) is None or kept[0] != key:
-            return False
+        """Whether work on a broken stream, or before a crash, ended with a release. It is charged, so it is sent."""
+        if (kept := self._kept) is None or kept[0] != key:  # an earlier process may have released it
+            ledger = self._releaser.ledger if self._working is None or self._working[1].done() else None
+            return ledger is not None and ledger.has_answered(key)
         await asyncio.wait([kept[1]])
         return self._kept is kept and not kept[1].cancelled() and kept[1].exception() is None
 
@@ -343,9 +344,9 @@ class ClientSession:
 
     def _compute(self, download: Download, key: ReleaseKey, submitted_s: float) -> Work:
         started_s = self._clock()
-        theta: Vector = download.frames.finish(check_finite=False)
         if (kept := self._releaser.recall(key)) is not None:
             return Work(kept, None, started_s - submitted_s, privatise_s=self._clock() - started_s, is_resent=True)
+        theta: Vector = download.frames.finish(check_finite=False)
         if self._states is not None:
             self._states.recall(key)
         outcome = self._train(theta, download, key)
@@ -411,6 +412,5 @@ class ClientSession:
         return error_in_general(error) if is_private else said
 
     async def _write(self, stream: MessageStream, message: pb.ClientMessage, payload: memoryview | None = None) -> None:
-        data = encode(message, payload)
         async with self._writing:  # a pong may be sent between two frames
-            await stream.write(data)
+            await stream.write(encode(message, payload))

@@ -51,7 +51,7 @@ async def test_what_a_job_waits_for_ends_with_its_withdrawal() -> None:
     assert withdrawal.is_set()
 
 
-async def test_a_guard_passes_on_what_it_waits_for_in_the_same_task() -> None:
+async def test_a_guard_passes_on_what_it_waits_for_in_the_same_task_and_its_own_cancellation() -> None:
     async def task() -> object:
         return asyncio.current_task()
 
@@ -61,9 +61,6 @@ async def test_a_guard_passes_on_what_it_waits_for_in_the_same_task() -> None:
     assert await Withdrawal().guard(task()) is asyncio.current_task()
     with pytest.raises(TimeoutError, match="the link's own"):
         await Withdrawal().guard(fail())
-
-
-async def test_a_guard_that_is_cancelled_is_no_withdrawal() -> None:
     waiting = asyncio.ensure_future(Withdrawal().guard(asyncio.Event().wait()))
     await asyncio.sleep(0)
     waiting.cancel()
@@ -155,6 +152,12 @@ async def test_an_update_that_is_paid_for_is_sent_all_the_same(tmp_path: Path) -
         stream.give_job(rig.model, 1, SCHEDULE)  # its answer was lost on the way
         assert await answer(stream) == (1, pb.STATUS_OK)
     assert (rig.trainer.rounds, rig.ledger.spent.released) == ([1], 1)
+    rig.ledger.close()
+    async with welcomed(ledger_in=tmp_path, delays=lambda _: Delays(down_s=3600.0)) as (again, stream):  # restarted
+        stream.give_job(again.model, 1, SCHEDULE)
+        withdraw(stream, 1)
+        assert await answer(stream) == (1, pb.STATUS_OK)
+    assert (again.trainer.rounds, again.ledger.spent.released) == ([], 1)
 
 
 @pytest.mark.parametrize("size", [6, BIG], ids=["held by the link", "still arriving"])

@@ -284,9 +284,8 @@ class ClientActor(Actor[_Message]):
 
     async def _reject(self, reason: str, job: tuple[int, int], release: Release, *, is_counted: bool = True) -> None:
         """Tell the coordinator that an answer to this job is rejected. AbuseError if that happens too often."""
-        if release.participation > self._most_released:
-            release = Release()  # this is impossible, and not believed
-        await self._coordinator.tell(Refusal(self.client_id, *job, "rejected", reason, release))
+        believed = release if release.participation <= self._most_released else Release()  # more are impossible
+        await self._coordinator.tell(Refusal(self.client_id, *job, "rejected", reason, believed))
         if is_counted:
             self._rate_limit.count_rejection(reason)
 
@@ -297,4 +296,5 @@ class ClientActor(Actor[_Message]):
             await self._reject("says that its budget is spent, its schedule affords more", job, Release())
             return
         kind: RefusalKind = "exhausted" if is_spent else "refused"
-        await self._coordinator.tell(Refusal(self.client_id, *job, kind, shown(result.reason, LONGEST_TEXT)))
+        reason = shown(result.reason.lstrip("=+-@"), LONGEST_TEXT)  # no formula, where a report's CSV is opened
+        await self._coordinator.tell(Refusal(self.client_id, *job, kind, reason))
