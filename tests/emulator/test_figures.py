@@ -148,14 +148,6 @@ def test_every_drift_from_the_first_insertion_on_stands_beside_what_it_counted_a
     assert [row[-1] for row in _drifts(learnt)] == [5.5, 5.5, 5.5, None, None, None, None, 20.5, 20.5]
 
 
-def test_in_a_run_where_everybody_answers_every_choice_of_a_newcomer_is_rated(played: Path) -> None:
-    data = read_run(played)
-    found = learnt_of(data)
-    chosen = found.chosen.sum(axis=0)
-    assert chosen.sum() == sum(not i.startswith("original") for record in data.records for i in record.chosen)
-    assert ((found.s[-1] - 1) + (found.f[-1] - 1)).tolist() == chosen.tolist()
-
-
 def test_policies_without_posteriors_and_runs_without_newcomers_have_nothing_learnt(by_hand: RunData) -> None:
     summary = by_hand.summary
     assert learning(replace(by_hand, summary={**summary, "policy": "random", "policy_parameters": {"m": 2}})) is None

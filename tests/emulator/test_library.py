@@ -212,7 +212,6 @@ def test_what_is_no_run_or_no_table_is_refused_in_one_line(run: pausefl.Run, tmp
         (lambda: run.columns("wrong"), "table 'wrong': must be one of rounds"),
         (lambda: run.model("best_model"), "best_model.safetensors: there is none"),
         (lambda: run.model("nope"), "model 'nope': must be model or best_model"),  # type: ignore[arg-type] # on purpose
-        (lambda: pausefl.load("demo", {"experiment.round": 3}), "experiment.round"),
         (lambda: half.summary, "summary.json: not JSON"),
         (half.model, "model.safetensors: cannot be read as a model"),
     ]

@@ -168,7 +168,6 @@ def two_labels_of_one_class(seed):
     return Dataset("own", examples, examples, examples, classes=1, task=Classification())
 
 exiting = lambda seed: sys.exit("no licence")
-wrong_kind = lambda seed: 3
 not_numbers = lambda seed: data(Classification(), inputs=np.nan)
 one_hole = lambda seed: replace(data(Classification()), test=data(Classification(), inputs=HOLE).test)
 unrated = lambda seed: data(Unrated())
@@ -230,14 +229,11 @@ def test_what_is_in_doubt_is_told(settings: dict[str, object], said: list[str]) 
     ("setting", "message"),
     [
         ("workload.dataset=mnist", "fetch it with: pausefl data mnist"),
-        ("workload.examples=9999", "workload.examples = 9999: must be from 1 to the 1200 training examples"),
         ('workload.partition={kind="dominant-label", dominant_share=0.01}', "dominant_share = 0.01: must be from 1/10"),
         ("workload.partition=by-client", "the data set does not say whose its examples are"),
         ("workload.dataset=tried_out:no_data", "the disk is empty"),
         ("workload.dataset=tried_out:exiting", "SystemExit: no licence"),
-        ("workload.dataset=tried_out:wrong_kind", "returned int, not a Dataset"),
         ("workload.model=tried_out:misshapen", "one training step and one evaluation failed: RuntimeError: mat1"),
-        ("workload.model=tried_out:missing", "cannot be imported"),
         ("workload.model=tried_out:three_outputs", ": gives 3 outputs, and the data set has 10 classes"),
         ("workload.model=tried_out:Nothing", "a tensor of outputs; returned NoneType, which needs a data set with"),
         ("workload.model=tried_out:Nowhere", ": its loss before any training is nan; must be finite"),
@@ -549,10 +545,8 @@ EXPERIMENTS: dict[str, tuple[str | bytes, str]] = {
     "a decimal comma": ("[latency]\ntime_scale = 0,5\n", "not valid TOML: .* \\(at line 2, column 15\\)"),
     "UTF-16": (EXPERIMENT.encode("utf-16"), r"cannot be read \(line 1, column 1 is no UTF-8; save the file as UTF-8\)"),
     "Latin-1": ("# a\n# Gerät\n".encode("latin-1"), r"cannot be read \(line 2, column 6 is no UTF-8; save the file as"),
-    "Flower's": ('[build-system]\nrequires = ["hatchling"]\n', "build-system: unknown key; known keys: admission"),
     "a group's name": ('[clients.groups."Gerät 1.lab"]\ncount = 3\n', "clients.groups: 'Gerät 1.lab' is no name; let"),
     "a client's id": ("[clients]\nids = ['Ærø 1']\n", "clients.ids: 'Ærø 1' is no name; letters, digits, _ and - make"),
-    "a word for a truth": ("[privacy]\nenabled = 'no'\n", "privacy.enabled = 'no': must be true or false"),
     "capitals": ("[workload]\ndataset = 'MNIST'\n", 'workload.dataset = "MNIST": .*did you mean mnist'),
 }  # fmt: skip
 

@@ -106,10 +106,10 @@ class Unprepared(All):
 
 async def test_a_policy_that_cannot_warm_up_ends_the_run_at_once(rig: MakeRig) -> None:
     began_s = time.monotonic()
-    async with rig(Unprepared(2), connect_timeout_s=5.0).running() as r:
+    async with rig(Unprepared(2), connect_timeout_s=60.0).running() as r:
         with pytest.raises(RuntimeError, match="no such search"):
             await r.played()
-        assert time.monotonic() - began_s < 5, "the event loop was busy with a wait that nothing could end"
+        assert time.monotonic() - began_s < 60, "the event loop was busy with a wait that nothing could end"
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,9 @@ class SilentStream:
 
 
 async def test_nothing_is_read_from_a_peer_that_can_be_none_of_the_run() -> None:
-    endpoints, stream = replace(ENDPOINTS, admission=Admission(tokens={"a": b""})), SilentStream(takes=9)
-    async with stream_handler(None, endpoints) as handler, asyncio.timeout(5):  # shorter than the wait for a hello
+    endpoints = replace(ENDPOINTS, admission=Admission(tokens={"a": b""}), hello_timeout_s=60.0)
+    stream = SilentStream(takes=9)
+    async with stream_handler(None, endpoints) as handler, asyncio.timeout(20):  # shorter than the wait for a hello
         await handler.handle(stream, PeerIdentity("peer", token="a guess"))
     (answer,) = stream.taken
     assert (answer.goodbye.final, "one of the run's" in answer.goodbye.reason) == (True, True)
@@ -106,7 +107,7 @@ async def test_a_client_that_takes_nothing_leaves_few_streams_behind() -> None:
             stuck.append(asyncio.create_task(handler.handle(SilentStream(takes=1), PeerIdentity("peer"))))
             await coordinator.lost.get()
         last = SilentStream(takes=1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await handler.handle(last, PeerIdentity("peer"))
         (answer,) = last.taken
         assert (answer.goodbye.final, "takes nothing" in answer.goodbye.reason) == (False, True)
@@ -133,7 +134,7 @@ class Busy(OneJob):
 
 
 async def test_a_client_is_lost_although_its_stream_is_cancelled_again_while_the_coordinator_is_busy() -> None:
-    async with stream_handler(coordinator := Busy(SIZE)) as handler, asyncio.timeout(5):
+    async with stream_handler(coordinator := Busy(SIZE)) as handler, asyncio.timeout(20):
         serving = asyncio.create_task(handler.handle(stream := SilentStream(takes=9, closes=False), PeerIdentity("p")))
         await stream.second.wait()
         for _ in range(2):  # a read that failed, and gRPC, which cancels the coroutine of a broken stream
@@ -155,7 +156,7 @@ class LockingOut(OneJob):
 
 
 async def test_a_client_that_is_locked_out_while_it_is_registered_does_not_stay() -> None:
-    async with stream_handler(coordinator := LockingOut(SIZE)) as handler, asyncio.timeout(5):
+    async with stream_handler(coordinator := LockingOut(SIZE)) as handler, asyncio.timeout(20):
         coordinator.handler = handler
         await handler.handle(SilentStream(takes=9, closes=False), PeerIdentity("peer"))
     lost = await coordinator.lost.get()

@@ -304,7 +304,7 @@ async def test_a_client_that_comes_and_goes_does_not_hold_rounds_up(tmp_path: Pa
 
 DEAD_AFTER_S = 3.0
 # A loaded machine runs a timer late. Without the fix, a suspended peer stays undetected for 60 s.
-TOLERANCE_S = 2.0
+TOLERANCE_S = 20.0
 
 CLIENT = """
 import asyncio, sys

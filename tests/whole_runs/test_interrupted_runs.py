@@ -52,8 +52,8 @@ def test_the_second_interrupt_ends_it_at_once(tmp_path: Path, background: Backgr
     os.kill(process.pid, signal.SIGINT)
     wait_for(lambda: b"finishing" in (tmp_path / "output").read_bytes(), "the first interrupt to be taken")
     os.kill(process.pid, signal.SIGINT)
-    assert process.wait(10) == 130
-    wait_for(lambda: not any(is_alive(child) for child in group), "every process to end", 10)
+    assert process.wait(40) == 130
+    wait_for(lambda: not any(is_alive(child) for child in group), "every process to end", 40)
 
 
 @pytest.mark.timeout(400)  # four fleets are started

@@ -404,7 +404,6 @@ def test_a_step_is_that_of_an_honest_device(tmp_path: Path) -> None:
         ({"evaluation.address": "there:1"}, 'goes without evaluation.address = "there:1"'),
         ({"tls.certificate": "a.pem", "tls.key": "a.key"}, 'goes without tls.certificate = "a.pem"'),
         ({"tls.ca": "ca.pem"}, 'goes without tls.ca = "ca.pem"'),
-        ({"tls.ca": "ca.pem", "admission.by_certificate": True}, 'goes without tls.ca = "ca.pem"'),
         ({"admission.tokens": "tokens.txt"}, 'goes without admission.tokens = "tokens.txt"'),
         ({"workload.step_s": 1.0, "workload.training_time": {"kind": "constant", "value_s": 1.0}}, "states the same"),
         ({"workload.training_time": {"kind": "normal", "mean_s": 0.0, "sd_s": 1.0}}, "workload.training_time"),
