@@ -29,14 +29,17 @@ from pausefl_server.model.staleness import (
     StalenessRule,
 )
 from pausefl_server.records import LogEvent, Ping, RoundRecord
+from pausefl_server.rounds.choosing import free_places
 from pausefl_server.rounds.messages import Refusal
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.observed import seen_by_policy
 from pausefl_server.selection.policies.baselines import Random
 from pausefl_server.selection.policies.fedat import FedAt
 from pausefl_server.settings import PrivacySettings
+from pausefl_server.state import RunState
 from rigs.coordinator import BUDGET, EXAMPLES, PRIVATE, SIZE, CoordinatorRig, FakePeer, MakeRig, update_of
 from rigs.log import observation, record, table_of
+from rigs.settings import server_settings
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,16 @@ def test_tiers_are_formed_once_by_latency_when_all_there_were_measured_and_newco
     table.apply_events([LogEvent("joined", "d")], 3)
     assert policy.tiers_of(formed, table).tolist() == [0, 0, 1, 1]
     assert policy.observe(formed, seen, table) == formed
+
+
+def test_a_tier_at_work_gets_no_further_place_and_another_no_more_than_its_round_has() -> None:
+    settings = server_settings(8, rounds=9, asynchronous=Asynchronous(concurrency=4, buffer=2, rule="fedat"))
+    state = RunState(Dealt(4, tiers=2, of_client="000111"), table_of(*"abcdef"), ())
+    found = (
+        free_places(settings, state, 1, idle, np.array(at_work, np.int64), lacks=4, answered=[], jobs=0)
+        for idle, at_work in (([1, 2, 4, 5], [0]), ([1, 2, 4, 5], []), ([1, 2], [0]))
+    )
+    assert [free and (free.count, free.idle.tolist()) for free in found] == [(2, [4, 5]), (2, [1, 2]), None]
 
 
 @pytest.mark.parametrize(("rule", "policy"), [("fedbuff", Random(4)), ("fedat", FedAt(4, tiers=1))])

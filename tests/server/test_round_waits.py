@@ -202,11 +202,13 @@ def deadline_s(answers: Answers, failed_attempts: int = 0, **changes: float) -> 
 DEADLINES: dict[str, tuple[Answers, dict[str, float], float]] = {
     "never seen": ({"a": [], "b": [0.1]}, {}, UNSEEN_S),
     "one outlier": ({"a": [5.0] * 14 + [100.0]}, {}, FACTOR * 5.0),
+    "two outliers of sixteen": ({"a": [100.0] + [5.0] * 14 + [100.0]}, {}, FACTOR * 100.0),
     "after a miss": ({"a": [0.1, None]}, {}, UNSEEN_S),
     "back after a miss": ({"a": [0.1, None, 0.1]}, {}, LEAST_S),
     "sixteen answers between misses": ({"a": [50.0, 50.0, *[5.0, None] * 16, 5.0]}, {}, FACTOR * 5.0),
     "slow, then a miss": ({"a": [50.0, None]}, {}, FACTOR * 50.0),
     "another attempt": ({"a": []}, {"failed_attempts": 1}, RETRY_FACTOR * UNSEEN_S),
+    "another attempt with a fast client": ({"a": [0.1]}, {"failed_attempts": 1}, RETRY_FACTOR * LEAST_S),
     "many attempts": ({"a": []}, {"failed_attempts": 9}, GREATEST_S),
     "more attempts than floats hold": ({"a": []}, {"failed_attempts": 10**6}, GREATEST_S),
     "the cap": ({"a": [1e4]}, {}, GREATEST_S),
