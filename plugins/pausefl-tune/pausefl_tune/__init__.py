@@ -18,7 +18,7 @@ from pausefl.library import check_list, checked, count_of, folder_of, player_of
 from pausefl.outcomes import RunInterrupted, with_resume_command
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN
 from pausefl.runtime.terminal import make_view
-from pausefl.studies.campaign import Plan, begin, plan_of, read_plan, resume_campaign_command, write_plan
+from pausefl.studies.campaign import Plan, Planned, begin, plan_of, read_plan, resume_campaign_command, write_plan
 from pausefl.studies.playing import OneByOne, Player
 from pausefl.terminal_table import plain_console
 from pausefl_process.files import locked
@@ -77,6 +77,7 @@ def tune_experiment(plan: TuningPlan, folder: Path, console: Console, player: Pl
     RunInterrupted if the user ends the search, and PauseflError for a failure that no setting caused.
     """
     _ = plan.space  # raises ConfigError before the folder is made
+    _check_player(plan, player)
     begun = plan_of(folder)
     if begun is not None:  # the command may differ in where runs are played
         plan = replace(plan, command=begun.arguments.get("command", ""))
@@ -95,7 +96,16 @@ def resume_tuning(folder: Path, console: Console, real_seeds: int = 0, player: P
         raise ConfigError(
             f"{folder / CAMPAIGN_PLAN}: {min(unknown)} is unknown here: another version began this search"
         )
-    return _tuned(TuningPlan(source=begun.source, **asked), folder, console, player)
+    plan = TuningPlan(source=begun.source, **asked)
+    _check_player(plan, player)
+    return _tuned(plan, folder, console, player)
+
+
+def _check_player(plan: TuningPlan, player: Player | None) -> None:
+    """Raise ConfigError if the player cannot play the runs of trials, or those on the real clock after the search."""
+    points = [*([{}] if plan.by == "run" else []), *([{CLOCK: "real"}] if plan.real_seeds else [])]
+    if player is not None:
+        player.check([Planned("run", plan.experiment_at(point)) for point in points])
 
 
 def _as_campaign(plan: TuningPlan) -> Plan:

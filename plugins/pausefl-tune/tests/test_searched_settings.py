@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from rich.console import Console
 from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.results.statistics import FEWEST_SEEDS, Interval
 from pausefl.studies.campaign import Missing, Planned
+from pausefl.studies.executors import side_by_side
 from pausefl.studies.playing import OneByOne
 from pausefl.studies.simulation.curves import SimulationResult
 from pausefl_proto.arrays import FloatArray
@@ -135,6 +137,15 @@ def test_a_key_that_changes_what_is_measured_is_refused(search: str, why: str) -
         _ = TuningPlan(SMALL, [search]).space
     if key == "experiment.rounds":
         assert TuningPlan(SMALL, [search], by="run").space
+
+
+@pytest.mark.parametrize("more", [{"by": "run"}, {"real_seeds": 1}])
+def test_where_runs_cannot_be_played_is_refused_before_the_search(more: dict[str, Any], tmp_path: Path) -> None:
+    """Once a search was played for hours before the runs on the real clock were refused."""
+    plan = TuningPlan(SMALL.replace("virtual", "real") if "by" in more else SMALL, SEARCH, **more)
+    with pytest.raises(ConfigError, match=r'^--jobs 2: needs experiment.clock = "virtual"'):
+        tune_experiment(plan, tmp_path / "t", Console(quiet=True), side_by_side(2, pytest.fail))
+    assert not (tmp_path / "t").exists()
 
 
 def test_choices_may_be_tables_and_nothing_warns_of_them(tmp_path: Path) -> None:
