@@ -50,8 +50,9 @@ class CapturedSteps:
         return _CapturedTrainer(self, trainer)
 
     def prepare(self, trainer: TorchTrainer, theta: Vector, at_once: int) -> bool:
-        """Capture steps for `at_once` clients of this kind that train at once. Returns whether there are such captures,
-        even if memory does not suffice for them. `trainer` needs two steps at least.
+        """Capture steps for `at_once` clients of this kind that train at once. `trainer` needs two steps at least.
+
+        Returns whether such a trainer's steps can be captured, even if memory does not suffice for all the clients.
         """
         with told_if_refused():
             check_stackable(trainer)

@@ -286,6 +286,6 @@ def _outcome(future: "Future[str | PauseflError]") -> str | PauseflError:
     except CancelledError:
         return RunInterrupted("cancelled")
     except (ImportError, AttributeError, TypeError) as error:
-        return UnfitMachine(f"the executor's machines cannot play it ({in_one_line(error)}); is this pausefl there?")
+        return UnfitMachine(f"the executor's machines cannot play it: have they this pausefl? ({in_one_line(error)})")
     except Exception as error:  # the executor's own: its worker was killed or ran out of time
         return RunInterrupted(f"its job was lost ({excerpt(in_one_line(error))})")

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 import numpy as np
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from pausefl.runtime.evaluator.plan import DTYPE_BYTES, Evaluated, EvaluatorPlan, InitialModel, ModelRest, StoredTensor
 from pausefl_process.plugins import for_future
@@ -33,6 +33,7 @@ _OF_ANY_LENGTH = (("grpc.max_receive_message_length", -1),)
 _ASK_AGAIN_S = 0.5
 
 Answer = TypeVar("Answer")
+_Sent = TypeVar("_Sent", bound=Message)
 _Ask = Callable[["grpc.aio.Channel"], Awaitable[Answer]]
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Evaluator"].full_name
@@ -92,7 +93,7 @@ class EvaluatorServer:
         self, parts: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, bytes]"
     ) -> bytes:
         async with self._room(context):
-            header, payload = _open(await anext(parts, b""))
+            header, payload = _open(await anext(parts, b""), pb.ModelPart)
             self._agree(header.evaluate.subject)
             check_probe(self._evaluator.initial.manifest.probe, header.evaluate.probe, "evaluator")
             theta = await _put_together(header.evaluate.theta, payload, parts, self._evaluator.initial.manifest.size)
@@ -210,7 +211,7 @@ class RemoteEvaluator:
         call = method(self._subject.SerializeToString(), timeout=self._answer_s)
         try:
             parts = aiter(call)
-            header, payload = _open(await anext(parts, b""))
+            header, payload = _open(await anext(parts, b""), pb.ModelPart)
             manifest = Manifest.from_message(header.initial.manifest)
             self._probe = manifest.probe
             theta_0 = await _put_together(header.initial.theta, payload, parts, manifest.size)
@@ -254,7 +255,7 @@ async def _put_together(header: federation.Vector, first: memoryview, rest: Asyn
     frames = Assembler(header, size)
     frames.add(0, first)
     while not frames.complete:
-        part, payload = _open(await anext(rest, b""))
+        part, payload = _open(await anext(rest, b""), pb.ModelPart)
         frames.add(part.frame.index, payload)
     return await asyncio.to_thread(frames.finish, check_finite=False)
 
@@ -273,7 +274,7 @@ async def _rest_from_message(told: pb.Rest, parts: AsyncIterator[bytes]) -> Mode
     """The `ModelRest` of a message and its frames. WireError if the bytes are not those announced."""
     data = bytearray()
     while len(data) < told.values.size_bytes and (part := await anext(parts, b"")):
-        data += _open(part)[1]
+        data += _open(part, pb.ModelPart)[1]
     if digest(np.frombuffer(data, np.uint8)) != told.values.digest:
         raise WireError("sent other constants of the model than it announced")
     constants, end = [], 0
@@ -290,7 +291,7 @@ def _checked(e: pb.Evaluation, subset: bool) -> Evaluation:
     return Evaluation(_split(e.split), subset, e.n_examples, e.accuracy, e.loss, shown(e.metric))
 
 
-def _open(data: bytes, kind: Any = pb.ModelPart) -> tuple[Any, memoryview]:
+def _open(data: bytes, kind: type[_Sent]) -> tuple[_Sent, memoryview]:
     header, payload = unpack(data)
     try:
         return kind.FromString(header), payload

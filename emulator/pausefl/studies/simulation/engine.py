@@ -20,7 +20,7 @@ from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.server.plan import settings_of
 from pausefl.studies.simulation import kernel
 from pausefl.studies.simulation.curves import Curves, SimulationResult
-from pausefl.studies.simulation.steps import Steps, answer
+from pausefl.studies.simulation.steps import Answers, Steps, answer
 from pausefl_client.link import Mode
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.budget import Budget
@@ -159,7 +159,7 @@ def simulate(policy: Policy, setting: Setting, rounds: int, *, with_regret: bool
             known = np.searchsorted(ids, table.ids)
         came_s, took_s, latency_s = (of_id[known] for of_id in of_ids)
         if steps:
-            record = steps.step(t, came_s, took_s, latency_s)
+            record = steps.step(t, Answers(came_s, took_s, latency_s))
             gained = np.array([math.nan, math.nan, math.nan, record.elapsed_s - state.elapsed_s])
         elif is_empty:
             curves.add(t, np.zeros((1, 4)), table.epsilon_spent.max())

@@ -16,6 +16,14 @@ from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
 
 
+class Answers(NamedTuple):
+    """Answers to one round, (K,) each: when they arrive, in the laws' seconds, elapsed times, and latencies."""
+
+    came_s: FloatArray
+    took_s: FloatArray
+    latency_s: FloatArray
+
+
 class _Job(NamedTuple):
     """A job under way. Jobs are sorted by the time at which they count, so the least is the next to count."""
 
@@ -42,8 +50,8 @@ class Steps:
         self._given, self._now_s = 0, 0.0
         self._has_tiers = state.policy.tiers_of(state.policy_state, state.table) is not None
 
-    def step(self, t: int, *answers_s: FloatArray) -> RoundRecord:
-        """The record of step t. `answers_s`: the answers of clients that get a job in it, (K,) each, by row."""
+    def step(self, t: int, answers: Answers) -> RoundRecord:
+        """The record of step t. `answers`: by row, those to the jobs handed out in it."""
         table, elapsed_s = self._state.table, self._state.elapsed_s
         oldest = t - self._server.asynchronous.staleness_max
         given_up = [job for job in self._out if job.step < oldest or not table.connected[job.row]]
@@ -53,7 +61,7 @@ class Steps:
         needed, answered = updates_needed(self._server, self._state, self._at_work()), list[int]()
         while (lacks := needed - len(answered)) > 0 and not (self._has_tiers and answered):
             taken = {*chosen, *(job.row for job in ended)}
-            while given := self._hand_out(t, elapsed_s, lacks, answered, taken, *answers_s):
+            while given := self._hand_out(t, elapsed_s, lacks, answered, taken, answers):
                 chosen += given
                 needed = updates_needed(self._server, self._state, self._at_work())
             if not self._out:
@@ -73,7 +81,7 @@ class Steps:
         return np.array([job.row for job in self._out], np.int64)
 
     def _hand_out(
-        self, t: int, elapsed_s: float, lacks: int, answered: list[int], taken: set[int], *answers_s: FloatArray
+        self, t: int, elapsed_s: float, lacks: int, answered: list[int], taken: set[int], answers: Answers
     ) -> list[int]:
         """Give free places to idle clients that are not in `taken`; returns the rows of the chosen clients."""
         server, at_work = self._server, self._at_work()
@@ -84,7 +92,7 @@ class Steps:
             return []
         context = context_of(server, self._state, self._oracle, t, self._given, free=free)
         rows = choose(context, self._state, free).rows
-        came_s, took_s, latency_s = (of_each[rows] for of_each in answers_s)
+        came_s, took_s, latency_s = (of_each[rows] for of_each in answers)
         deadline_s = round_timeout_s(server, self._state.table, rows) / server.time_scale
         ends_s, is_missed = self._now_s + np.minimum(came_s, deadline_s), came_s >= deadline_s
         counts_s, elapsed_by_row_s = ends_s, elapsed_s + np.where(is_missed, deadline_s, took_s)
