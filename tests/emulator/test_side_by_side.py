@@ -123,7 +123,7 @@ def test_lost_jobs_are_handed_in_again_a_few_times(tmp_path: Path, monkeypatch: 
     assert [line.endswith("; it goes on in another job") for line in said] == [True, True, True, False]
     assert (said[-1][-9:], asked) == (" (1 of 1)", [(tmp_path, True)]), "on the real clock: machines of their own"
     monkeypatch.setattr(Job, "__call__", lambda *_: os.nothing)  # type: ignore[attr-defined]  # on purpose
-    with refused("the executor's machines cannot play it (AttributeError: "):
+    with refused("the executor's machines cannot play it: have they this pausefl? (AttributeError: "):
         play()
 
 
