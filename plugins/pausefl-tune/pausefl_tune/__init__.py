@@ -102,9 +102,11 @@ def resume_tuning(folder: Path, console: Console, real_seeds: int = 0, player: P
 
 
 def _check_player(plan: TuningPlan, player: Player | None) -> None:
-    """Raise ConfigError if the player cannot play the runs of trials, or those on the real clock after the search."""
+    """Raise ConfigError unless the player can play the runs of trials, and those on the real clock after the search."""
     points = [*([{}] if plan.by == "run" else []), *([{CLOCK: "real"}] if plan.real_seeds else [])]
     if player is not None:
+        if player.options and not points:
+            raise ConfigError(f"{' '.join(player.options)}: is for runs; trials are simulations, but with --by run")
         player.check([Planned("run", plan.experiment_at(point)) for point in points])
 
 

@@ -139,11 +139,12 @@ def test_a_key_that_changes_what_is_measured_is_refused(search: str, why: str) -
         assert TuningPlan(SMALL, [search], by="run").space
 
 
-@pytest.mark.parametrize("more", [{"by": "run"}, {"real_seeds": 1}])
+@pytest.mark.parametrize("more", [{"by": "run"}, {"real_seeds": 1}, {}])
 def test_where_runs_cannot_be_played_is_refused_before_the_search(more: dict[str, Any], tmp_path: Path) -> None:
     """Once a search was played for hours before the runs on the real clock were refused."""
     plan = TuningPlan(SMALL.replace("virtual", "real") if "by" in more else SMALL, SEARCH, **more)
-    with pytest.raises(ConfigError, match=r'^--jobs 2: needs experiment.clock = "virtual"'):
+    why = 'needs experiment.clock = "virtual"' if more else "is for runs; trials are simulations"
+    with pytest.raises(ConfigError, match=rf"^--jobs 2: {why}"):
         tune_experiment(plan, tmp_path / "t", Console(quiet=True), side_by_side(2, pytest.fail))
     assert not (tmp_path / "t").exists()
 
