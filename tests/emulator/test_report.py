@@ -109,7 +109,10 @@ def test_the_breakdown_stacks_up_to_the_mean_round_trip_and_the_waterfall_is_of_
 
 
 def test_the_waterfall_names_those_whom_the_committed_attempt_gave_up(tmp_path: Path) -> None:
-    """Misses of an earlier attempt are left out: here one such client was asked again and answered."""
+    """Misses of an earlier attempt are left out: here one such client was asked again and answered.
+
+    An asynchronous step may give up a client to which it gave no job.
+    """
     run_dir, last = write_run(tmp_path / "run", rounds=7), records()[0]
     for t in range(4, 8):  # enough rounds to hold the median
         attempt = replace(last, round=t, chosen=("<script>", "b"), events=(), suspect=())
@@ -117,7 +120,7 @@ def test_the_waterfall_names_those_whom_the_committed_attempt_gave_up(tmp_path: 
         late = (Miss("b", "timeout", 0.5, 0.5),)
         with closing(Store(run_dir / "run.db")) as log:
             log.save_failed_attempt(replace(attempt, observations=(), misses=missed))
-            log.commit_round(replace(attempt, attempt=2, observations=last.observations[:1], misses=late))
+            log.commit_round(replace(attempt, attempt=2, chosen=(), observations=last.observations[:1], misses=late))
     (text,) = plots.waterfall(read_run(run_dir)).axes[0].texts
     assert (text.get_text(), text.get_position()) == ("given up: b after 0.5 s", (0, 4)), "it lies over the title"
 

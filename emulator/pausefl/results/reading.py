@@ -141,7 +141,6 @@ class RunData:
     accuracy: Columns
     breakdown: ExchangeTable
     leakage: Columns
-    censored_latencies: ExchangeTable
     choices: ExchangeTable
     records: Collection[RoundRecord]
     """The log's rounds, for computations that go through all of them. Each pass may read them from disk anew."""
@@ -226,7 +225,6 @@ def read_run(path: Path) -> RunData:
         clients=clients,
         breakdown=ExchangeTable(path, "breakdown", log.last),
         leakage=ExchangeTable(path, "leakage", log.last),
-        censored_latencies=ExchangeTable(path, "censored_latencies", log.last),
         choices=ExchangeTable(path, "choices", log.last),
         records=log,
         **tables,

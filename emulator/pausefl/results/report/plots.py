@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pausefl.results.accounting import late_releases
 from pausefl.results.in_words import turn
 from pausefl.results.labels import LabelCounts, clients_labels
-from pausefl.results.reading import TIME_LABELS, PrivacyFigures, RunData, latency_unit, time_axis
+from pausefl.results.reading import TIME_LABELS, PrivacyFigures, RunData, latency_unit, open_database, time_axis
 from pausefl.results.report import group_plots, learning_plots
 from pausefl.results.report.comparison.figure import draw_budget, legend_above
 from pausefl.results.report.group_plots import DRAWN_SPLITS, ChoicesByGroup, accuracy_around_joins, joins
@@ -295,12 +295,10 @@ def waterfall(run: RunData) -> Figure:
 
 
 def _given_up(run: RunData, number: int) -> list[str]:
-    """The clients that the committed attempt at a round gave up, each with its wait; not those of failed attempts."""
-    chosen, answered = (table.of_round(number)["client_id"] for table in (run.choices, run.breakdown))
-    misses = run.censored_latencies.of_round(number)
-    rows = zip(misses["attempt"], misses["client_id"], misses["waited_s"], strict=True)
-    last = {client_id: waited_s for _, client_id, waited_s in sorted(rows)}
-    return [f"{c} after {last[c]:.3g} s" for c in chosen if c in last and c not in answered]
+    """The clients that the committed attempt at a round or step gave up, each with its wait; not of failed attempts."""
+    query = "SELECT client_id, waited_s FROM misses JOIN rounds USING (round, attempt) WHERE round = ? ORDER BY 1"
+    with open_database(run.path) as database:
+        return [f"{c} after {waited_s:.3g} s" for c, waited_s in database.execute(query, (number,))]
 
 
 _LEGEND_OF_PARTS: Mapping[str, Any] = {"loc": "outside right center", "title": "part, in order", "title_fontsize": 9}
