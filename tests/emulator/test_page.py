@@ -64,7 +64,7 @@ def test_a_frame_before_round_1_says_who_is_awaited(make_telemetry: MakeTelemetr
 
 def test_a_frame_shows_curves_parts_and_doubts(make_telemetry: MakeTelemetry) -> None:
     telemetry = make_telemetry(PRIVATE, info=INFO)
-    second = record(2, ["a", "b"], suspect=("clients steal_share",), elapsed_s=5.0)
+    second = record(2, ["a", "b"], chosen=("a", "b", "a"), suspect=("clients steal_share",), elapsed_s=5.0)
     replay(RunState.start(All(2), 1), [record(1, ["a", "b"], elapsed_s=2.5), second], telemetry.round_committed)
     telemetry.evaluated(2, Evaluation("test", subset=True, n_examples=9, accuracy=0.75, loss=1.0))
     telemetry.evaluated(2, Evaluation("test", subset=False, n_examples=99, accuracy=0.8, loss=1.0))
@@ -78,6 +78,7 @@ def test_a_frame_shows_curves_parts_and_doubts(make_telemetry: MakeTelemetry) ->
     assert (shown["signal"], shown["time_scale"]) == ("round trip", 1.0)
     assert shown["leakage"][1][3] == pytest.approx(BUDGET.spent(3), rel=1e-5)
     assert shown["leakage"][1][4] < shown["leakage"][1][3]
+    assert (shown["last"]["answered"], shown["last"]["chosen"]) == (2, 2), "a client drawn twice is one client"
     (slow, fast) = shown["last"]["exchanges"]
     assert (slow["client"], fast["client"]) == ("b", "a")
     parts = dict(zip(shown["parts"], slow["parts"], strict=True))

@@ -168,7 +168,7 @@ def _waterfall(record: RoundRecord) -> dict[str, Any]:
     slowest = sorted(record.observations, key=lambda o: -o.timing.exchange_s)[:ROWS_MAX]
     return {
         "round": record.round,
-        "chosen": len(record.chosen),
+        "chosen": len(set(record.chosen)),
         "answered": len(record.observations),
         "suspect": [_told(doubt, clients_behind(doubt, record.observations)) for doubt in record.suspect],
         "missed": [miss.client_id for miss in record.missed],
