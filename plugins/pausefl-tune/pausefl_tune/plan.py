@@ -57,8 +57,8 @@ class Objective:
 
 
 LATENCY = Objective("total_latency_s", "total latency (s)")
-"""In an asynchronous run, it is the elapsed time, as latencies overlap."""
 LATENCY_TO_TARGET = Objective("latency_to_target_s", "latency to the target accuracy (s)")
+"""In an asynchronous run, both are of the elapsed time, as latencies overlap."""
 LEAKAGE = Objective("max_epsilon_spent", "greatest ε spent")
 IMBALANCE = Objective("imbalance", "imbalance of choices")
 ACCURACY = Objective("final_accuracy", "final test accuracy", greatest=1.0)
@@ -155,10 +155,12 @@ class TuningPlan:
     @property
     def objectives(self) -> tuple[Objective, ...]:
         """Latency, leakage in a private run, and accuracy. Simulations do not train: imbalance stands for accuracy."""
-        total = replace(LATENCY, label="elapsed time (s)") if self.experiment.is_asynchronous else LATENCY
-        latency = total if self.target_accuracy is None else LATENCY_TO_TARGET
+        latency = LATENCY if self.target_accuracy is None else LATENCY_TO_TARGET
         unit = latency_unit([{"time_scale": self.experiment.latency.time_scale}])
-        latency = replace(latency, label=latency.label.replace("(s)", f"({unit})"))
+        label = latency.label.replace("(s)", f"({unit})")
+        if self.experiment.is_asynchronous:
+            label = re.sub("(total )?latency", "elapsed time", label)
+        latency = replace(latency, label=label)
         privacy = self.experiment.privacy
         leakage = (replace(LEAKAGE, label=f"greatest {EPSILON_LABELS[privacy.unit]}"),) if privacy.enabled else ()
         return latency, *leakage, ACCURACY if self.by == "run" else IMBALANCE

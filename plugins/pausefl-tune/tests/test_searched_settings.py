@@ -177,6 +177,8 @@ def test_a_setting_without_rounds_is_simulated_by_its_steps() -> None:
     for scale, label in ((1.0, "elapsed time (s)"), (0.5, "elapsed time (emulated s)")):
         source = parse_experiment("", {**steps, "latency.time_scale": scale}).to_toml()
         assert TuningPlan(source).objectives[0].label == label
+        to_target = TuningPlan(source, by="run", target_accuracy=0.5).objectives[0].label
+        assert to_target == label.replace("time", "time to the target accuracy")
 
 
 def test_the_imbalance_is_half_the_sum_of_what_choices_and_data_differ_by() -> None:
