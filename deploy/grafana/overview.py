@@ -233,8 +233,8 @@ def overview() -> Dashboard:
         lines(
             About(
                 "Jobs without an update",
-                "Per minute: chosen clients that gave no update, as they were late, lost, or said no, or as it was"
-                " rejected.",
+                "Per minute: chosen clients that gave no update, as they were late, lost, or said no, as it was"
+                " rejected, or as enough others had answered (unneeded).",
                 NONE,
                 quarter,
             ),

@@ -145,8 +145,8 @@ def privacy() -> Dashboard:
         lines(
             About(
                 "Forecast",
-                "The round under way, the last one planned, and the one after which fewer than m clients have budget"
-                " left, as things go. Where the last lies below the plan, the run would end early.",
+                "Rounds committed, rounds planned, and the round after which fewer than m clients have budget left, as"
+                " things go. Where that lies below the plan, the run would end early.",
                 NONE,
                 third,
                 8,
