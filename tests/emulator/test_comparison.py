@@ -307,6 +307,9 @@ def test_newcomers_are_drawn_although_a_run_failed_before_they_joined(seed: int,
     assert figure is not None
     _, *shown = ({line.get_label() for line in axes.lines} & {"relevant", "poisoned"} for axes in figure.axes)
     assert shown == [set(), {"relevant", "poisoned"}]
+    for path in runs["pause"]:
+        (path / "config.toml").write_text("")  # an experiment without groups
+    assert drawings(compare(runs).runs, "test", None, None)["groups"]() is not None
 
 
 @pytest.mark.pictures

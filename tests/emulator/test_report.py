@@ -109,10 +109,7 @@ def test_the_breakdown_stacks_up_to_the_mean_round_trip_and_the_waterfall_is_of_
 
 
 def test_the_waterfall_names_those_whom_the_committed_attempt_gave_up(tmp_path: Path) -> None:
-    """Misses of an earlier attempt are left out: here one such client was asked again and answered.
-
-    An asynchronous step may give up a client to which it gave no job.
-    """
+    """Misses of an earlier attempt are left out. An asynchronous step may give up a client that it did not choose."""
     run_dir, last = write_run(tmp_path / "run", rounds=7), records()[0]
     for t in range(4, 8):  # enough rounds to hold the median
         attempt = replace(last, round=t, chosen=("<script>", "b"), events=(), suspect=())

@@ -277,6 +277,6 @@ def _chosen_so_far(axes: Axes, seeds: Sequence[ChoicesByGroup], groups: ChoicesB
     looks = group_looks(groups)
     mark_joins(axes, joins(groups))
     for name, group in groups.items():
-        if group.join_round and all(seed[name].join_round for seed in seeds):
+        if group.join_round and all(name in seed and seed[name].join_round for seed in seeds):
             curves = [so_far(seed[name].chosen / max(seed[name].clients, 1), group.join_round) for seed in seeds]
             draw_band(axes, curves, looks[name], name)
