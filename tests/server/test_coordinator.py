@@ -245,7 +245,7 @@ async def test_used_up_budgets_end_a_run_once_no_more_clients_can_come(rig: Make
             await waits.wait()
             await r.join("c")
             await a.play(2)
-    too_few = "privacy budgets: 1 of 2 clients may still release, a round takes m = 2"
+    too_few = "privacy budgets: 1 of 2 clients may still release, and 2 are needed"
     assert r.coordinator.stopped_because == ("all rounds done" if comes else too_few)
 
 

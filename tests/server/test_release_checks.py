@@ -252,7 +252,7 @@ def test_a_run_ends_with_too_few_clients_only_where_budgets_are_the_cause() -> N
     assert too_few_left(state, m=3) == ""
     state.table.retired[0] = True
     assert too_few_left(state, m=1) == ""
-    assert too_few_left(state, m=2) == "privacy budgets: 1 of 2 clients may still release, a round takes m = 2"
+    assert too_few_left(state, m=2) == "privacy budgets: 1 of 2 clients may still release, and 2 are needed"
     state.table.joined_round[1] = 2  # b, a newcomer, has a budget left; m of Fed-TS counts a alone
     assert too_few_left(replace(state, policy=FedTs(1)), m=1).startswith("privacy budgets: 0 of 1 originals may still")
 
@@ -292,7 +292,7 @@ def test_the_forecast_is_told_once_as_one() -> None:
         record = RoundRecord(t, 1, (), None, (), (), 1.0)
         reporter.round_committed(record, RunState.start(All(5), 1), budgets_end=39)
     expected = (
-        "privacy budgets are expected to be used up about round 39 of 40: fewer than m = 5 clients would then be left"
+        "privacy budgets are expected to be used up about round 39 of 40: fewer than 5 clients would then be left"
     )
     assert [event.message for event in said if isinstance(event, Notice)] == [expected]
 

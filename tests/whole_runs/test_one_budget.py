@@ -227,7 +227,7 @@ def test_a_run_says_when_its_budgets_end_and_stops_then(tmp_path: Path, floor: s
     summary = summary_of(tmp_path / "run")
     assert 13 <= summary["rounds"] <= 15
     assert summary["outcome"] == "budgets_spent"
-    assert re.fullmatch(r"privacy budgets: [01] of 6 clients .*, a round takes m = 2", summary["stopped_because"])
+    assert re.fullmatch(r"privacy budgets: [01] of 6 clients .*, and 2 are needed", summary["stopped_because"])
     assert summary["retired_clients"] >= 5
     assert summary["max_epsilon_spent"] == pytest.approx(BUDGET.spent(5))
     assert summary["epsilon_at_delta"] == pytest.approx(tighter_epsilon(BUDGET, "coordinate", 5, 1e-5))

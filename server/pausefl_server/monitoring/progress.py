@@ -168,7 +168,7 @@ class ProgressReporter(RunObserver):
         """Report once when budgets are expected to end the run."""
         if budgets_end is not None and budgets_end < (rounds := self._settings.rounds) and self._is_new("end"):
             about = f"privacy budgets are expected to be used up about round {budgets_end} of {rounds}"
-            self.noticed(f"{about}: fewer than m = {m} clients would then be left")
+            self.noticed(f"{about}: fewer than {m} clients would then be left")
 
     def _announce_doubts(self, record: RoundRecord) -> None:
         """Report once for each reason why measurements are suspect, and what to do."""

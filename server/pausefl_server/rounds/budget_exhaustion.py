@@ -38,7 +38,7 @@ def too_few_left(state: RunState, m: int, retiring: int = 0, to_come: int = 0) -
     if left + to_come >= m or left == known:
         return ""
     clients = "clients" if counted.all() else "originals"
-    return f"privacy budgets: {left} of {known} {clients} may still release, a round takes m = {m}"
+    return f"privacy budgets: {left} of {known} {clients} may still release, and {m} are needed"
 
 
 def budgets_end(state: RunState, settings: ServerSettings) -> int | None:
