@@ -74,7 +74,8 @@ def every_layer() -> nn.Module:
     torch.manual_seed(1)
     first = nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.GroupNorm(2, 4, affine=False), nn.SiLU(), nn.AvgPool2d(2)
     second = nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2), nn.GroupNorm(4, 8), nn.Tanh(), nn.Identity()
-    flat = nn.Flatten(), nn.LayerNorm(32, elementwise_affine=False), nn.GELU(), nn.Softplus(), nn.ELU(), nn.LeakyReLU()
+    rows = nn.Flatten(1, 2), nn.MaxPool2d(3, 1, 1), nn.Flatten(), nn.LayerNorm(32, elementwise_affine=False)
+    flat = *rows, nn.GELU(), nn.Softplus(), nn.ELU(), nn.LeakyReLU()
     head = nn.Sequential(nn.Linear(32, 8, bias=False), nn.LayerNorm(8, bias=False), nn.Sigmoid(), nn.Linear(8, 10))
     return nn.Sequential(*first, *second, *flat, head)
 

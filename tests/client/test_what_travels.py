@@ -189,6 +189,14 @@ def test_what_cannot_be_carried_is_refused_by_name(what: str, message: str, monk
         try_out(experiment, print)
 
 
+def test_a_parameter_that_is_exchanged_after_the_first_round_is_told() -> None:
+    trainer = trainer_of(Odd(""), TrainingSettings())
+    trainer.train(theta := trainer.vector.values(), round=1)
+    trainer.model.out = nn.Linear(64, 10)
+    with pytest.raises(ConfigError, match=r"out\.weight came, went, was exchanged"):
+        trainer.train(theta, round=2)
+
+
 def test_extra_state_that_is_a_tensor_stands_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_models, "odd", lambda *_: Odd(""), raising=False)
     played(tmp_path, "odd")

@@ -101,6 +101,7 @@ def test_every_schedule_depends_on_the_round_alone(kind: str) -> None:
         ({"optimizer": "torch.nn:Linear"}, "must be a subclass of torch.optim.Optimizer"),
         ({"optimizer_options": {"momentun": 0.9}}, "workload.optimizer_options: TypeError: .*'momentun'"),
         ({"optimizer": "sgd", "optimizer_options": {"momentum": -1.0}}, "workload.optimizer_options: ValueError: .*-1"),
+        ({"optimizer_options": {"fused": True, "foreach": True}}, "optimizer_options: RuntimeError: .*`foreach`"),
         ({"schedule": {"kind": "cosin"}}, 'workload.schedule.kind = "cosin": did you mean cosine'),
         ({"schedule": {"T_max": 3}}, 'workload.schedule.kind = "": must be one of constant, linear'),
         ({"schedule": {"kind": "cosine", "T_max": 0}}, "workload.schedule: its first step failed: ZeroDivisionError"),

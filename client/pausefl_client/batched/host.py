@@ -134,15 +134,12 @@ class BatchedHost:
         self._clients: dict[str, _Client] = {}
         self._kinds: list[tuple[Any, ...]] = []
         self._stacks = _Stacks()
-        self.refusals: dict[str, str] = {}
-        """Client id -> why the client trains by itself."""
 
     def admit(self, client_id: str, trainer: TorchTrainer) -> Trainer:
         """A trainer that can be trained with others, or `trainer` itself if its training cannot be batched."""
         try:
             check_stackable(trainer)
-        except NotStackable as reason:
-            self.refusals[client_id] = str(reason)
+        except NotStackable:
             return trainer
         if (kind := kind_of(trainer)) not in self._kinds:
             self._kinds.append(kind)

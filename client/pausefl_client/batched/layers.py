@@ -25,9 +25,13 @@ class StackedNetwork:
     def __init__(self, model: nn.Module) -> None:
         """NotStackable unless `model` is a sequence of layers in `_FORWARDS` that share no parameters."""
         self._layers = list(layers_of(model))
-        self._counts = [len(list(layer.parameters())) for layer in self._layers]
         if has_hooks(model):  # torch would call them in a pass; a stacked pass does not
             raise NotStackable("the model has hooks")
+        self._counts = [len(list(layer.parameters())) for layer in self._layers]
+        for layer in self._layers:
+            held = [name for name in ("weight", "bias") if getattr(layer, name, None) is not None]
+            if not [name for name, _ in layer.named_parameters()] == held == ["weight", "bias"][: len(held)]:
+                raise NotStackable(f"a {type(layer).__name__} has other parameters than a weight and a bias")
         if sum(self._counts) != len(list(model.parameters())):
             raise NotStackable("layers of the model share parameters")
         if not all(parameter.requires_grad for parameter in model.parameters()):
@@ -91,7 +95,7 @@ def _conv2d(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch
 
 def _group_norm(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
     k = x.shape[0]
-    weight, bias = (parameter.flatten() for parameter in parameters) if parameters else (None, None)
+    weight, bias = (*(parameter.flatten() for parameter in parameters), None, None)[:2]
     return _apart(functional.group_norm(_folded(x), k * layer.num_groups, weight, bias, layer.eps), k)
 
 
@@ -105,6 +109,8 @@ def _layer_norm(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> t
 
 
 def _pooled(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
+    if x.dim() < 5:  # torch pools the last two dimensions of (n, h, w)
+        return torch.unflatten(layer(x.flatten(0, 1)), 0, x.shape[:2])
     return _apart(layer(_folded(x)), x.shape[0])
 
 

@@ -33,19 +33,14 @@ class Replays:
     """Calls a pass and a step. At the second call with the same shapes they are recorded, if possible, and replayed."""
 
     def __init__(self, recorder: Recorder | None) -> None:
-        """With None, nothing is recorded."""
-        self._recorder = recorder
+        self.recorder = recorder
+        """None: nothing is recorded. Otherwise fewer different shapes are better."""
         self._seen: set[_Shapes] = set()
         self._recordings: dict[_Shapes, tuple[torch.Tensor, torch.Tensor, Callable[[], torch.Tensor]]] = {}
         """Each recorded pass: the tensors from which it reads its inputs and targets, and the call that repeats it."""
 
     def __len__(self) -> int:
         return len(self._recordings)
-
-    @property
-    def are_recorded(self) -> bool:
-        """Whether passes are recorded, so that fewer different shapes are better."""
-        return self._recorder is not None
 
     def call(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step) -> torch.Tensor:
         """Do `one_pass`, then `step`, the same for the same shapes. Return the losses, valid until the next call."""
@@ -63,17 +58,17 @@ class Replays:
         return repeat()
 
     def _record(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step) -> None:
-        if self._recorder is None or len(self._recordings) >= _MOST_GRAPHS:
+        if self.recorder is None or len(self._recordings) >= _MOST_GRAPHS:
             return
         own = inputs.clone(), targets.clone()
         try:
-            self._recordings[inputs.shape, targets.shape] = *own, self._recorder(one_pass, *own, step)
+            self._recordings[inputs.shape, targets.shape] = *own, self.recorder(one_pass, *own, step)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
             cause = str(error.__context__ or error).partition("\n")[0]  # `error` only says that the capture ended
             log.warning("steps are not captured as CUDA graphs, which is slower: %s", cause)
-            self._recorder = None
+            self.recorder = None
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

@@ -103,7 +103,7 @@ def _local_steps(
     changes_gradients = type(methods[0]).change_gradients is not TrainingMethod.change_gradients
     can_be_replayed = type(task) is Classification  # another task's loss may read values from the device, or draw
     # Batches are padded to full size: fewer shapes mean fewer recordings.
-    least = batches.size if can_be_replayed and stack.replays.are_recorded else 0
+    least = batches.size if can_be_replayed and stack.replays.recorder else 0
     step_too = can_be_replayed and stack.steps_are_recorded and not changes_gradients
     recorded_step = stack.step if step_too else lambda: None
     total = torch.zeros(len(learners), device=learners[0].device)

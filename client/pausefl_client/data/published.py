@@ -112,12 +112,7 @@ def _read_ag_news(source: Path) -> Arrays:
     return inputs[train], labels[train], inputs[test], labels[test]
 
 
-_MNIST_FILES = (
-    "train-images-idx3-ubyte.gz",
-    "train-labels-idx1-ubyte.gz",
-    "t10k-images-idx3-ubyte.gz",
-    "t10k-labels-idx1-ubyte.gz",
-)
+_MNIST_FILES = tuple(f"{of}-{what}-ubyte.gz" for of in ("train", "t10k") for what in ("images-idx3", "labels-idx1"))
 _MNIST_SHA256 = (
     "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
     "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",

@@ -146,6 +146,16 @@ class ModelVector:
             raise ValueError(f"theta has shape {theta.shape}, the model has {self.manifest.size} values")
         torch._foreach_copy_(self._tensors, views(on_device(theta, self._tensors[0].device), self._shapes))
 
+    def check_parameters(self, model: nn.Module) -> None:
+        """ConfigError if the model trains others than it did when it was made. It may freeze some for a while."""
+        there = dict(model.named_parameters())
+        names = {**self.parameters, **{name: None for name, parameter in there.items() if parameter.requires_grad}}
+        if name := next((name for name in names if self.parameters.get(name) is not there.get(name)), ""):
+            raise ConfigError(
+                f"workload.model: {name} came, went, was exchanged or unfrozen in a training step; what trains must"
+                " be there once the model is made"
+            )
+
 
 class ConstantBuffers:
     """A model's constant buffers. A forward pass may write to them, for example to a counter of steps."""

@@ -17,6 +17,7 @@ from pausefl_proto.errors import ConfigError, PauseflError
 
 # Optimizers with a fused kernel, one for all parameters. torch's others lack one for the CPU or for a GPU.
 _FUSED = {"sgd", "adam", "adamw"}
+_NOT_FUSED = {"fused", "foreach", "differentiable"}  # options that ask for other kernels
 
 
 def laid_out(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
@@ -55,9 +56,9 @@ def _without_compiler(optimizer: type[torch.optim.Optimizer]) -> type[torch.opti
 
 def make_optimizer(settings: TrainingSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """A new optimizer of these parameters. ConfigError if it does not accept `workload.optimizer_options`."""
-    fused = settings.optimizer in _FUSED and all(_can_be_fused(parameter) for parameter in parameters)
-    options: dict[str, Any] = {"fused": True} if fused else {}
-    options |= {"lr": settings.learning_rate, **settings.optimizer_options}
+    options = {"lr": settings.learning_rate, **settings.optimizer_options}
+    if settings.optimizer in _FUSED and all(map(_can_be_fused, parameters)) and not _NOT_FUSED & options.keys():
+        options["fused"] = True
     factory = OPTIMIZERS.find(settings.optimizer, "workload.optimizer")
     if settings.optimizer in OPTIMIZERS:  # torch's own
         factory = _without_compiler(factory)
@@ -116,5 +117,5 @@ class LearningRates:
 def _made(factory: Callable[..., Any], subject: object, options: Mapping[str, Any], key: str) -> Any:
     try:
         return factory(subject, **options)
-    except (TypeError, ValueError, AssertionError) as error:
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise ConfigError(f"{key}: {with_place(error)}") from error

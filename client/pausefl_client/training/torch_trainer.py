@@ -122,6 +122,7 @@ class TorchTrainer:
             self.method.begin_round(self.model, round)
             losses = self.method.local_steps(self.model, optimizer, batches, self.task)
             self.method.end_round(self.model)
+        self.vector.check_parameters(self.model)
         loss = torch.stack(checked_losses(losses, self.method)).mean()
         self._constants.put_back()
         trained, mean_loss = off_device(self.vector.on_device(), loss)

@@ -17,7 +17,7 @@ from pausefl.runtime.evaluator.plan import Evaluated, EvaluatorPlan, InitialMode
 from pausefl_client.data.datasets import DATASETS, Dataset, Examples, load_dataset, sampled
 from pausefl_client.training.device_copies import off_device, on_device
 from pausefl_client.training.method import TrainingMethod
-from pausefl_client.training.model_vector import STORED, ModelVector, bytes_of, constants, tied, trained_parameters
+from pausefl_client.training.model_vector import STORED, ModelVector, bytes_of, constants, tied
 from pausefl_client.training.models import build_model, probe_of
 from pausefl_client.training.random_layers import RandomLayers
 from pausefl_client.training.tasks import Classification, Regression, by_prediction
@@ -154,19 +154,12 @@ class Evaluator:
         return ""
 
     def _check_trained(self, trainer: TorchTrainer, update: Vector) -> None:
-        """ConfigError if a training step exchanged parameters, changed a constant, or gave no parameter a gradient."""
-        before, there = trainer.vector.parameters, dict(trainer.model.named_parameters())
-        now = trained_parameters(trainer.model)  # a method may freeze some of them for a while
-        if name := next((n for n in (before | now) if before.get(n) is not there.get(n)), ""):
-            raise ConfigError(
-                f"{self._model_key}: {name} came, went, was exchanged or unfrozen in a training step; what trains must"
-                " be there once the model is made"
-            )
+        """ConfigError if a training step changed a constant, or gave no parameter a gradient."""
         stay = constants(trainer.model)
         fixed = (c for c in self.initial.rest.constants if not c.name.endswith("_extra_state"))
         if name := next((c.name for c in fixed if bytes_of(stay[c.name]) != c.data), ""):
             raise ConfigError(f"{self._model_key}: {name}, which is frozen, changes while the model trains")
-        if not update.any() and all(parameter.grad is None for parameter in there.values()):
+        if not update.any() and all(parameter.grad is None for parameter in trainer.model.parameters()):
             raise ConfigError(
                 f"{self._model_key}: one training step gives no parameter a gradient; workload.training may train"
                 " others than the model's own"
