@@ -47,7 +47,7 @@ def costs(s: Mapping[str, Any]) -> Iterator[Fact]:
         yield "greatest ε spent", number(s["max_epsilon_spent"]), note
         if s["privacy_unit"] == "coordinate":
             yield "the same as vector ε", number(s["vector_epsilon_max"]), "ε of the client's whole uploads"
-    yield "selection, median", milliseconds(s["selection_s_median"]), f"per {turn(s)}"
+    yield "selection, median", milliseconds(s["selection_s_median"]), f"per {turn(s)}, {s['clock']} time"
     yield "rejected updates", str(s["rejected_updates"]), ""
     doubted = f"of {s['rounds']}; {counted(s['suspect_observations'], 'measurement')}"
     yield f"suspect {turn(s)}s", str(s["suspect_rounds"]), doubted

@@ -165,7 +165,7 @@ class Summary(TypedDict):
     disclosed: list[str]
     """What clients sent without noise."""
     selection_s_median: float | None
-    """The median time that a selection took, in seconds."""
+    """The median time that a selection took, in seconds. On the virtual clock it takes none."""
     selections_by_group: dict[str, dict[str, Any]] | None
     """How often the clients of each group were chosen after they joined: in total, and per client and round."""
     absent_clients: list[str]
