@@ -170,7 +170,7 @@ SAMPLES: list[tuple[str, Mapping[str, str], float]] = [
     ("pausefl_suspect_observations_total", {}, 2),
     ("pausefl_round_trip_seconds_sum", {}, 1.125),
     *(("pausefl_exchange_part_seconds_sum", {"part": part}, 5 * seconds) for part, seconds in PARTS_S.items()),
-    ("pausefl_exchange_part_seconds_sum", {"part": "propagation"}, 1.125 - 5 * 0.228),
+    ("pausefl_exchange_part_seconds_sum", {"part": "propagation"}, (0.25 - 0.228) + (0.5 - 0.228)),  # never falls
     ("pausefl_exchange_part_seconds_count", {"part": "injected_up"}, 5),
     ("pausefl_drawn_delay_seconds_sum", {"direction": "down"}, 5 * 0.05),
     ("pausefl_drawn_delay_seconds_bucket", {"direction": "up", "le": "0.2089"}, 5),

@@ -292,6 +292,6 @@ def _slowest(observations: Sequence[Observation], time_scale: float) -> tuple[fl
 
 
 def _exchange(o: Observation, *, total_delays: bool) -> tuple[float, ...]:
-    """The times of an exchange, in the order of EXCHANGE."""
-    error_s = o.timing_error_s(total_delays=total_delays)
-    return o.timing.round_trip_s, error_s, o.drawn_down_s, o.drawn_up_s, *parts_of(o.timing)
+    """The times of an exchange, in the order of EXCHANGE, none below 0: Prometheus takes sums that fall for resets."""
+    error_s, parts_s = o.timing_error_s(total_delays=total_delays), (max(0.0, part_s) for part_s in parts_of(o.timing))
+    return o.timing.round_trip_s, error_s, o.drawn_down_s, o.drawn_up_s, *parts_s
