@@ -5,6 +5,7 @@ python docs/write_results.py DIR...    # store the summary of each `pausefl repr
 """
 
 import json
+import math
 import re
 import shlex
 import sys
@@ -281,9 +282,16 @@ def _time(series: Mapping[str, Any], level: str) -> str:
     found, n_seeds = series["time_to"][level], len(series["seeds"])
     if not found["reached"]:
         return "not reached"
+    if _is_later(found):
+        return f"not by {_digits(found['horizon_s'])} s ({found['reached']} of {n_seeds} later)"
     notes = [f"{found['reached']} of {n_seeds} reached it"] if found["reached"] < n_seeds else []
     notes += [f"waits up to {_digits(found['horizon_s'])} s"] if found["horizon_s"] is not None else []
     return f"{_cell(found, 1)} ({'; '.join(notes)})" if notes else _cell(found, 1)
+
+
+def _is_later(time: Mapping[str, Any]) -> bool:
+    """Whether the seeds that reached an accuracy did so after the time up to which waits count."""
+    return time["horizon_s"] is not None and math.isclose(time["mean"], time["horizon_s"])
 
 
 def _chosen(summary: StoredSummary) -> Iterator[str]:
@@ -328,14 +336,15 @@ def _differences(summary: StoredSummary) -> Iterator[str]:
 
 
 def _difference(series: Mapping[str, Any], key: str, found: Mapping[str, Any]) -> str:
-    """The difference of one figure in words. "" for the time to an accuracy that the series never reached."""
+    """The difference of one figure in words. "" for the time to an accuracy that the series did not reach in time."""
     said = f"{_cell(found['difference'], 1)} s, win rate {100 * found['win_rate']:.0f} %"
     if key == "total_latency_s":
         return f"total latency {said}"
     level = key.split("_")[2]
     time = series["time_to"][level]
     up_to = "" if time["horizon_s"] is None else f", of waits up to {_digits(time['horizon_s'])} s"
-    return f"time to {100 * float(level):.0f} % {said}{up_to}" if time["reached"] else ""
+    is_known = time["reached"] and not (_is_later(time) and found["difference"]["mean"] == 0)
+    return f"time to {100 * float(level):.0f} % {said}{up_to}" if is_known else ""
 
 
 def _cell(
