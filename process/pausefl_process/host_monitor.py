@@ -49,7 +49,7 @@ class HostReport:
     steal_share: float = 0.0
     """The share of the machine's CPU time that the hypervisor gave to others. 0 if the kernel does not report it."""
     compute_share: float = 0.0
-    """The share of the window spent computing. On a client host: queue, training and privatising of the exchange. On
+    """The share of the window spent computing. On a client host: queue, training and privatising, of the round trip. On
     the server: the CPU time of its process."""
     stopped_s: float = 0.0
     """How long the process was stopped: it neither ran nor waited for a CPU."""

@@ -274,9 +274,8 @@ class Fleet:
             client.process = forked_client(name, run_client_process, *arguments, needs_torch=torch)
             start(client.process)
             self._running[client.process.sentinel] = client.process
-            for end in (theirs, events):
-                if end is not None:
-                    end.close()
+            for end in filter(None, (theirs, events)):
+                end.close()
             self._call(client)
 
     def _sync_clients(self, round: int) -> None:

@@ -250,7 +250,7 @@ class ClientActor(Actor[_Message]):
                 raise WireError(f"counts {release.participation} releases, at most {most} are possible since its hello")
             server_host = self._watch.report(exchange.first_s, compute_s=0.0)
             timing = exchange.timing(result.timing, arrived_s, server_host)
-            host, statistics = host_of(result), statistics_of(result)
+            host, statistics = host_of(result, timing), statistics_of(result)
             is_quick = self._settings.manifest.size * 4 <= _INLINE_BYTES
             vector = await off_loop(is_quick, update_of, frames, release.epsilon, self._settings)
         except DamageError:

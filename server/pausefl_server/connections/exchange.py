@@ -115,10 +115,14 @@ def statistics_of(result: pb.Result) -> dict[str, float]:
     return dict(sorted(result.statistics.items()))
 
 
-def host_of(result: pb.Result) -> HostReport:
-    """How well the client's host kept time; WireError for a number that is negative, NaN or too great."""
+def host_of(result: pb.Result, timing: Timing) -> HostReport:
+    """How well the client's host kept time; WireError for a number that is negative, NaN or too great.
+
+    A client does not see the time on a real network: its share of computing is at most that of the round trip.
+    """
     _check_range(result.host, GREATEST_STATED)
-    return HostReport(*_host_values(result.host))
+    host, share = HostReport(*_host_values(result.host)), timing.device_s / max(timing.round_trip_s, 1e-9)
+    return replace(host, compute_share=min(host.compute_share, share))
 
 
 def _check_range(message: pb.Timing | pb.Host, most: float) -> None:

@@ -19,8 +19,7 @@ def make_links(
         return {client_id: Link() for client_id in client_ids}
     shared = {}
     for index in {plans[c].access_point for c in client_ids} - {None}:
-        missing = [c for c, plan in plans.items() if plan.access_point == index and c not in client_ids]
-        if missing:
+        if missing := [c for c, plan in plans.items() if plan.access_point == index and c not in client_ids]:
             raise ConfigError(f"latency.access_points.{index}: {missing[0]} must run in the same process as the others")
         shared[index] = _buckets(latency.access_points[index or 0], latency.time_scale)
     links = {}
