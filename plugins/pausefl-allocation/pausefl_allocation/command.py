@@ -23,7 +23,7 @@ from pausefl.outcomes import check_outcome
 from pausefl.runtime.standing_fleet import StandingFleet, refuse_whole_runs
 from pausefl.terminal_table import plain_console
 from pausefl_process.events import Failed, ProgressEvent, Ready
-from pausefl_process.files import write_durably
+from pausefl_process.files import reason, write_durably
 from pausefl_proto.addresses import host_and_port
 from pausefl_proto.errors import ConfigError, PauseflError
 
@@ -156,16 +156,20 @@ def _take_part(experiment: Experiment, notice: Path, rank: int, tasks: int) -> N
 
 def _server_at(notice: Path, patience_s: float) -> str:
     """The server's HOST:PORT, once it listens. ConfigError if none does, for instance if the folder is not shared."""
-    until_s, has_begun = time.monotonic() + patience_s, False
+    until_s, has_begun, why = time.monotonic() + patience_s, False, "; must be one folder for all tasks"
     while time.monotonic() < until_s:
         has_ended, has_begun = has_begun and not notice.exists(), notice.exists()
         if has_ended:
             raise PauseflError("the server has ended before it listened; the first task says why")
-        with suppress(OSError):  # no notice yet, or the notice of a server that was killed
+        with suppress(OSError):  # no notice yet
             if address := notice.read_text("utf-8"):
                 host, _, port = address.rpartition(":")
-                socket.create_connection((host, int(port)), _DIALS_FOR_S).close()
-                return address
+                try:
+                    socket.create_connection((host, int(port)), _DIALS_FOR_S).close()
+                except OSError as error:  # its name is unknown here, or it was killed
+                    why = f": {address} cannot be reached ({reason(error)})"
+                else:
+                    return address
         time.sleep(_LOOKS_EVERY_S)
     waited = f"no server listened there within {patience_s:g} s (clients.connect_timeout_s)"
-    raise ConfigError(f"--shared {notice.parent}: {waited}; must be one folder for all tasks")
+    raise ConfigError(f"--shared {notice.parent}: {waited}{why}")

@@ -1,5 +1,6 @@
 """Plays a campaign's runs as jobs of Slurm, by submitit (`--on slurm`)."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -126,5 +127,6 @@ def _queued() -> dict[str, str] | None:
     Slurm's accounting also knows ended jobs, but it may be off.
     """
     words = ["squeue", "--noheader", "--me", "--format=%A %T"]
-    found = subprocess.run(words, capture_output=True, text=True, check=False)
+    whole = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}  # as SQUEUE_PARTITION
+    found = subprocess.run(words, capture_output=True, text=True, check=False, env=whole)
     return None if found.returncode else dict(line.split(maxsplit=1) for line in found.stdout.splitlines())

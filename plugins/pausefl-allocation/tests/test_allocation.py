@@ -69,7 +69,7 @@ def test_the_tasks_of_an_allocation_are_one_fleet_which_another_goes_on_with(tmp
         (["--rank=2", "--ranks=2"], "--rank 2 --ranks 2: must count 2 tasks or more, from 0 on"),
         (["--rank=1", "--ranks=6"], "--ranks 6: one serves, and the others have too few clients (clients.count = 4)"),
         (["--rank=1", "--ranks=2", "--set=experiment.clock=virtual"], "pausefl allocation takes"),
-        (["--rank=1", "--ranks=2"], "no server listened there within 0.1 s"),
+        (["--rank=1", "--ranks=2"], "within 0.1 s (clients.connect_timeout_s): 127.0.0.1:1 cannot be reached"),
         (["--rank=0", "--ranks=4"], "--ranks 4: goes on with clients of other tasks"),
     ],
 )
@@ -78,6 +78,7 @@ def test_a_task_that_cannot_take_part_says_why(
 ) -> None:
     monkeypatch.delenv("SLURM_PROCID", raising=False)
     (tmp_path / "clients-1-of-1").mkdir()
+    (tmp_path / "server-0-0-0").write_text("127.0.0.1:1", "utf-8")
     where = synthetic(tmp_path, clients=4), "--shared", tmp_path, "--set=clients.connect_timeout_s=0.1"
     assert said in complaint(capsys, "allocation", *where, *options)
 

@@ -17,7 +17,8 @@ submitit = pytest.importorskip("submitit")
 
 
 def test_no_job_is_lost_while_slurm_is_silent_or_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is Slurm asked without a pause while an executor that was shut down waits for a job."""
+    """Nor where the user's squeue shows other jobs, nor asked without a pause after a shutdown that waits for a job."""
+    monkeypatch.setenv("SQUEUE_PARTITION", "other")
     os.mkfifo(go_on := tmp_path / "go on")
     (tmp_path / "squeue").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "squeue").chmod(0o755)
@@ -49,6 +50,6 @@ def test_no_job_is_lost_while_slurm_is_silent_or_unreadable(tmp_path: Path, monk
         wait_for(lambda: len(asked_s) > 4 * _LOST_AFTER_LOOKS, "more looks")
         go_on.write_bytes(b"")
         wait_for(lambda: [*(tmp_path / "jobs").glob("*_result.pkl")], "the result")
-        (tmp_path / "squeue").write_text("#!/bin/sh\n")
+        (tmp_path / "squeue").write_text('#!/bin/sh\ntest -z "$SQUEUE_PARTITION"\n')
         assert "no number" in str(future.exception(30))
     assert sorted(np.diff(asked_s))[1] >= 0.015, "but for the moment of the shutdown"
