@@ -100,7 +100,7 @@ class Summary(TypedDict):
     idle_share: float | None
     """The mean share of empty places. The places are `asynchronous.concurrency`, or the most clients a round asked."""
     staleness: dict[str, float] | None
-    """The mean and the greatest staleness of the updates, in steps; null: no update came."""
+    """The mean and the greatest staleness of the updates that came in time, in steps; null: none did."""
     total_latency_s: float
     """The sum of the round latencies (eq. (3) of PAUSE), including failed attempts."""
     measured_latency_s: float
