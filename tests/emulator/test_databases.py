@@ -50,7 +50,7 @@ EXPERIMENT = parse_experiment('clients.count = 2\nselection.m = 2\nworkload.mode
 
 @pytest.mark.parametrize("name", ["flock", "lockf"])
 def test_a_file_system_without_locks_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as NFS with nolock, or Lustre without flock. Once the error named no cause, or its advice cost the run."""
+    """Such as Lustre without flock, or NFS without lockd. Once the error named no cause, or its advice cost the run."""
 
     def without_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
