@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pausefl_process.global_generators import seeded_server_code
 from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
 from pausefl_server.model.global_model import GlobalModel
@@ -48,7 +49,8 @@ class RunState:
         policy: Policy, seed: int, *, tau_min_s: float | None = None, examples_max: int | None = None
     ) -> "RunState":
         """The state before round 1, without clients; for the last two parameters see `ClientTable`."""
-        return RunState(policy, ClientTable(seed, tau_min_s, examples_max), policy.start())
+        with seeded_server_code(seed, "policy", "start", policy):
+            return RunState(policy, ClientTable(seed, tau_min_s, examples_max), policy.start())
 
     def before_round(self, round: int, events: Iterable[LogEvent]) -> None:
         """Fold the events that are new to the selection of `round`."""
@@ -82,7 +84,8 @@ class RunState:
             if o.teaches:
                 usual_s = self.usual_propagation_s.get(o.client_id, o.timing.propagation_s)
                 self.usual_propagation_s[o.client_id] = usual_s + (o.timing.propagation_s - usual_s) / 8
-        self.policy_state = self.policy.observe(self.policy_state, seen_by_policy(record), self.table)
+        with seeded_server_code(self.table.seed, "policy", (record.round, self.failed_attempts), self.policy):
+            self.policy_state = self.policy.observe(self.policy_state, seen_by_policy(record), self.table)
         self.total_latency_s += record.round_latency_s
         self.missed_jobs += len(record.missed)
         self.wall_clock_s = record.wall_clock_s

@@ -241,6 +241,9 @@ def test_policies_say_what_clients_must_disclose_and_ask_for_an_oracle() -> None
 class Drawing(Policy):
     """Draws from the generators that all code of a process shares."""
 
+    def start(self) -> float:
+        return random.random()
+
     def select(self, state: Any, context: Context) -> Selection:
         return selection_of(random.sample(np.random.permutation(context.eligible)[1:].tolist(), self.m))  # noqa: NPY002
 
@@ -249,6 +252,7 @@ def test_a_policy_that_draws_from_shared_generators_repeats_its_choices_and_no_o
     table, state = Play(Pause(M)).table, RunState.start(Drawing(M), 1)
     first, second, again = (choose(context_of(table, t), state).rows.tolist() for t in (1, 2, 1))
     assert first == again != second
+    assert state.policy_state == RunState.start(Drawing(M), 1).policy_state
 
 
 # --- the examples of docs/selection.md

@@ -1,6 +1,7 @@
 """What follows from a round's answers: observations, the new model, and the client table, a fold over the log."""
 
 import copy
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from pausefl_process.host_monitor import HostReport
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.budget import Release
+from pausefl_proto.draws import stable_hash
 from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
 from pausefl_server.host_limits import HostLimits
@@ -150,8 +152,8 @@ class NotTheSecond(Policy):
         return Selection(context.eligible)
 
     def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection:
-        shown = zip(rows.tolist(), updates, strict=True)
-        return Inspection([{"row": float(row), "size": float(update.size)} for row, update in shown], rows != 1)
+        shown = [{"row": float(row), "size": float(u.size)} for row, u in zip(rows.tolist(), updates, strict=True)]
+        return Inspection([{**of_update, "drawn": random.random()} for of_update in shown], rows != 1)
 
 
 def aggregated(
@@ -179,11 +181,13 @@ def random_updates(ids: str, size: int) -> dict[str, Vector]:
 
 def test_each_update_keeps_its_row_and_its_weight_where_others_are_left_out() -> None:
     updates = random_updates("bcd", 2)
-    weights = np.array([1.0, 2.0, 5.0, 7.0, 16.0])
+    weights, drawn = np.array([1.0, 2.0, 5.0, 7.0, 16.0]), set[float]()
     for stated, (c, d) in ((weights, (5.0, 7.0)), (None, (30.0, 40.0))):
         found = aggregated(updates, server_settings(2), stated)
         assert {i: o.statistics["row"] for i, o in found.observations.items()} == {"b": 1.0, "c": 2.0, "d": 3.0}
         np.testing.assert_allclose(found.model.theta, (c * updates["c"] + d * updates["d"]) / (c + d), atol=1e-6)
+        drawn |= {o.statistics["drawn"] for o in found.observations.values()}
+    assert len(drawn) == len(updates)  # a policy draws the same each time
 
 
 def test_a_control_variate_is_not_shown_or_counted_in_a_norm_and_moves_once_for_a_client_drawn_twice() -> None:
@@ -208,9 +212,10 @@ def test_a_fresh_and_a_late_update_of_a_client_are_rejected_each_once() -> None:
 
 
 class Weighing(AggregationRule):
-    """A user's own rule, which is "fedavg"."""
+    """A user's own rule, which is "fedavg". What it draws from a shared generator depends on seed and round alone."""
 
     def combine(self, updates: Sequence[Vector], weights: FloatArray) -> Vector:
+        assert random.random() == random.Random(stable_hash(1, "aggregation", "1")).random()
         return weighted_mean(updates, weights)
 
 

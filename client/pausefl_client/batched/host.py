@@ -105,7 +105,11 @@ class _Stacks:
                     self._stacks.pop(kind, None)
                     if len(now) == 1:
                         raise
-                self._make_room(kind, len(now))  # after the except block, since the error keeps tensors alive
+                most = self._most[kind] = len(now) // 2
+                with suppress(RuntimeError):  # after a failed capture, torch keeps its memory and raises this
+                    torch.cuda.empty_cache()  # after the except block, since the error keeps tensors alive
+                told = "the device's memory does not hold %d clients together: %d at once from now on"
+                log.warning(told, len(now), most)
 
     def _stack_of(self, clients: Sequence[_Client]) -> ModelStack:
         kind, trainer = clients[0].kind, clients[0].trainer
@@ -114,12 +118,6 @@ class _Stacks:
             recorder = recorder_for(trainer.device)
             self._stacks[kind] = ModelStack(trainer.model, trainer.settings, len(clients), recorder)
         return self._stacks[kind]
-
-    def _make_room(self, kind: int, tried: int) -> None:
-        self._most[kind] = tried // 2
-        with suppress(RuntimeError):  # after a failed capture, torch keeps its memory and raises this
-            torch.cuda.empty_cache()
-        log.warning("the device's memory does not hold %d clients together: %d at once from now on", tried, tried // 2)
 
 
 class BatchedHost:

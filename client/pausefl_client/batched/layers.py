@@ -119,10 +119,6 @@ def _flatten(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torc
     return x.flatten(first, last)
 
 
-def _relu(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
-    return functional.relu(x)  # never in place: x may be a view, which autograd would have to track
-
-
 _ELEMENTWISE = nn.Identity, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus
 _FORWARDS: dict[type[nn.Module], Callable[[Any, torch.Tensor, StackedParameters], torch.Tensor]] = {
     nn.Linear: _linear,
@@ -132,6 +128,6 @@ _FORWARDS: dict[type[nn.Module], Callable[[Any, torch.Tensor, StackedParameters]
     nn.MaxPool2d: _pooled,
     nn.AvgPool2d: _pooled,
     nn.Flatten: _flatten,
-    nn.ReLU: _relu,
+    nn.ReLU: lambda _, x, __: functional.relu(x),  # never in place: autograd would have to track a view
     **dict.fromkeys(_ELEMENTWISE, lambda layer, x, _: layer(x)),
 }

@@ -75,7 +75,9 @@ class Mechanism(Bounded):
         """
         finite = np.where(np.isfinite(update), update, np.float32(0))
         if self.unit == "coordinate":
-            bound = _round_down(self.clip / 2)
+            bound = np.float32(self.clip / 2)
+            if float(bound) > self.clip / 2:
+                bound = np.nextafter(bound, np.float32(0))
             return np.clip(finite, -bound, bound, out=finite)
         # Factor and products round by 2^-24 each. With this margin one pass is enough, unless the factor is subnormal.
         while (norm := float(np.abs(finite).sum(dtype=np.float64))) > self.clip:
@@ -140,9 +142,3 @@ class ExactLaplace:
         dp = self._opendp
         space = dp.vector_domain(dp.atom_domain(T=float, nan=False)), dp.l1_distance(T=float)
         return np.array(dp.m.make_laplace(*space, scale=scale)(loc.tolist()), np.float64)
-
-
-def _round_down(bound: float) -> np.float32:
-    """The greatest float32 that is at most `bound`."""
-    rounded = np.float32(bound)
-    return rounded if float(rounded) <= bound else np.nextafter(rounded, np.float32(0))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pausefl_process.global_generators import seeded_server_code
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.wire import Vector
 from pausefl_server.model.aggregation import capped_shares, outliers
@@ -52,7 +53,8 @@ def aggregate(
 
     `late` updates, each with its weight, come last. No policy inspects them.
     """
-    admitted, observations = _inspect(step, state, model.model_size)
+    with seeded_server_code(settings.seed, "inspection", step.number, state.policy):
+        admitted, observations = _inspect(step, state, model.model_size)
     updates = []
     for draw in admitted:
         vector, base = step.updates[draw.client_id].vector, step.jobs[draw.client_id].job.theta
@@ -86,7 +88,8 @@ def aggregate(
     vectors, clients, optimizer = [u.vector for u in updates], len(state.table), settings.optimizer
     if (tiers := state.policy.tiers_of(state.policy_state, state.table)) is not None:
         optimizer = TierModels(steps.concurrency // steps.buffer, int(tiers[state.table.rows(step.updates)].max()))
-    model = model.updated(vectors, shares, settings.aggregation, optimizer, clients=clients, discounts=discounts)
+    with seeded_server_code(settings.seed, "aggregation", step.number, settings.aggregation.rule, optimizer):
+        model = model.updated(vectors, shares, settings.aggregation, optimizer, clients=clients, discounts=discounts)
     return AggregatedRound(model, observations, (*events, *capped, *fates))
 
 

@@ -22,6 +22,8 @@ from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.models import build_model, probe_of
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, resolve_device, use_one_thread
 from pausefl_client.training.trainer import Trainer, TrainingSettings
+from pausefl_process.global_generators import seeded_generators
+from pausefl_proto.draws import stable_hash
 
 
 def make_torch_trainers(
@@ -39,20 +41,21 @@ def make_torch_trainers(
     dealing = dealing_of(parts, dataset=w.dataset, examples=w.examples, split_seed=plan.split_seed)
 
     def trainer_of(client_id: str) -> Trainer:
-        chain = BehaviourChain(plan.behaviours[client_id], seed=seed, client_id=client_id)
-        held = data.train.take(rows[client_id])
-        holding = holding_of(held, dealing)  # before a behaviour, which may change the examples
-        settings, method = chain.settings(w), method_of(w)
-        local = LocalData(chain.examples(held, data.classes), data.classes, holding, data.task)
-        trainer = TorchTrainer(
-            new_model(), local, settings, device=device, seed=seed, client_id=client_id, method=method
-        )
-        trainer.manifest = replace(trainer.manifest, probe=probe)
-        if batched is not None:
-            admitted = batched.admit(client_id, trainer)
-            return batched.outermost(client_id, chain.trainer(plan.paced(admitted, client_id, settings)))
-        own: Trainer = trainer if captured is None else captured.admit(trainer)
-        return chain.trainer(plan.paced(own, client_id, settings))
+        with seeded_generators(stable_hash(seed, "client", client_id)):  # users' code may draw from them
+            chain = BehaviourChain(plan.behaviours[client_id], seed=seed, client_id=client_id)
+            held = data.train.take(rows[client_id])
+            holding = holding_of(held, dealing)  # before a behaviour, which may change the examples
+            settings, method = chain.settings(w), method_of(w)
+            local = LocalData(chain.examples(held, data.classes), data.classes, holding, data.task)
+            trainer = TorchTrainer(
+                new_model(), local, settings, device=device, seed=seed, client_id=client_id, method=method
+            )
+            trainer.manifest = replace(trainer.manifest, probe=probe)
+            if batched is not None:
+                admitted = batched.admit(client_id, trainer)
+                return batched.outermost(client_id, chain.trainer(plan.paced(admitted, client_id, settings)))
+            own: Trainer = trainer if captured is None else captured.admit(trainer)
+            return chain.trainer(plan.paced(own, client_id, settings))
 
     captured = CapturedSteps() if device.type == "cuda" and batched is None else None
     if device.type == "cuda":

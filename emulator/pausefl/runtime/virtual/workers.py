@@ -153,7 +153,10 @@ class Workers(TrainingPace, Executor):
     def pass_time_until(self, due_s: float) -> bool:
         """Let time pass until `due_s`, or until an earlier job is due. Returns False if nothing is due."""
         with self._changed:
-            self._begin_submitted()
+            while self._submitted:
+                job = self._submitted.popleft()
+                self._jobs[job.number] = job
+                self._set_going(job, partial(self._threads.submit, job.run))
             while True:
                 next_s = min(due_s, self._due[0][0] if self._due else math.inf)
                 if not self._computing:
@@ -169,12 +172,6 @@ class Workers(TrainingPace, Executor):
         for hand_over in handed_over:
             hand_over()
         return True
-
-    def _begin_submitted(self) -> None:
-        while self._submitted:
-            job = self._submitted.popleft()
-            self._jobs[job.number] = job
-            self._set_going(job, partial(self._threads.submit, job.run))
 
     def _let_go_on(self) -> list[Callable[[], None]]:
         """Let due jobs go on, each until it waits, computes or ends. Returns functions that hand over results."""
