@@ -209,6 +209,10 @@ def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match="set XDG_CACHE_HOME"):
         prepare_dataset("mnist")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", Path("~no-such-user").expanduser)
+    with pytest.raises(ConfigError, match="set XDG_CACHE_HOME"):
+        prepare_dataset("mnist")
 
 
 def test_without_a_folder_of_its_own_the_data_go_to_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,7 @@ _FAILURES = (OSError, HTTPException, EOFError, zlib.error, tarfile.TarError)
 
 def data_folder() -> Path:
     """The folder of the published files: $PAUSEFL_DATA, or `data` in the cache folder."""
-    named = os.environ.get("PAUSEFL_DATA")
-    return Path(named) if named else _cache_folder() / "data"
+    return Path(os.environ.get("PAUSEFL_DATA") or _cache_folder() / "data")
 
 
 def missing_files(name: str) -> list[str]:
@@ -61,7 +60,10 @@ def cached_arrays(name: str, read: Callable[[], Mapping[str, npt.NDArray[Any]]])
 
 def _cache_folder() -> Path:
     """The cache folder, `$XDG_CACHE_HOME/pausefl` (XDG base directory specification)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pausefl"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pausefl"
+    except RuntimeError:
+        raise ConfigError("no home folder can hold cached data sets; set XDG_CACHE_HOME") from None
 
 
 def _fingerprint(source: Path, published: Published) -> str:

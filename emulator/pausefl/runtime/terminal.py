@@ -296,9 +296,7 @@ def _numbers(progress: RunProgress, last: RoundCommitted) -> FittingTable:
     if last.missed_jobs:
         cells["missed jobs"] = str(last.missed_jobs)
     cells["suspect rounds"] = str(last.suspect_rounds)
-    table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    for name in cells:
-        table.add_column(name)
+    table = Table(*cells, box=None, show_edge=False, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     table.add_row(*cells.values(), style="bold")
     return FittingTable(table)
 

@@ -28,9 +28,7 @@ def player_on(on: str, options: Sequence[str], jobs: int, show: Show, say: Calla
     if on == "local":
         if options:
             raise ConfigError(f"--on-option {options[0]}: goes with --on slurm or --on dask=ADDRESS")
-        if jobs == 1:
-            return OneByOne(show, say=say)
-        return side_by_side(jobs, say)
+        return OneByOne(show, say=say) if jobs == 1 else side_by_side(jobs, say)
     if jobs != 1:
         raise ConfigError(f"--jobs {jobs}: how many runs are played at a time, --on {on} decides itself")
     if on == "slurm":
