@@ -8,7 +8,7 @@ shift
 umask 022
 mkdir -p "$folder"
 chmod 700 "$folder"
-cd "$folder"
+CDPATH= cd "$folder"
 
 new_key() {
     openssl ecparam -name prime256v1 -genkey -noout -out "$1.key"
