@@ -144,7 +144,9 @@ def test_failed_jobs_are_counted_and_shown_with_the_errors_own_line(demo: Demo, 
 
 @pytest.mark.slow
 def test_a_private_virtual_run_shows_why_jobs_or_the_measured_step_failed(demo: Demo) -> None:
-    done = demo("normalised", virtual := {**PARTIAL, "experiment.clock": "virtual"})
+    virtual = {**PARTIAL, "experiment.clock": "virtual"}
+    assert "one training step and one evaluation before round 1 failed" in demo("wrong_shape", virtual).stderr
+    done = demo("normalised", virtual)
     assert done.returncode == FAILED
     (line,) = done.stderr.splitlines()
     assert "measuring workload.step_s, which is not set, by training client-000 failed: ValueError" in line

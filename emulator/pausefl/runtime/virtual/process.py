@@ -50,8 +50,6 @@ def play_virtually(plan: RunPlan, run_dir: Path, report: Report, back_to: int | 
 
 async def _play(plan: RunPlan, run_dir: Path, report: Report, back_to: int | None, workers: Workers) -> RunResult:
     clients = plan.clients.on_own_device(plan.clients.training.client_ids)
-    training = with_step_time(clients.training, run_dir)
-    clients = replace(clients, training=with_batching(training, plan.server.policy.m, run_dir, report))
     transport, clock = InProcessTransport(), asyncio.get_running_loop().time
     listening, rounds = asyncio.Event(), asyncio.Queue[int | None]()
 
@@ -65,14 +63,16 @@ async def _play(plan: RunPlan, run_dir: Path, report: Report, back_to: int | Non
         report(event)
 
     async def play_clients() -> None:
-        await listening.wait()
-        executor = None if takes_no_time(clients) else workers
+        await listening.wait()  # until then the evaluator has tried the model, and told what is wrong with it
+        training = with_step_time(clients.training, run_dir)
+        timed = replace(clients, training=with_batching(training, plan.server.policy.m, run_dir, report))
+        executor = None if takes_no_time(timed) else workers
         platform = ClientPlatform(
             lambda client_id: partial(transport.connect, client_id), executor, clock, HostWatch, spin_s=0.0
         )
         called = None if clients.presence is None else rounds
         try:
-            await run_clients(clients, clients.training.client_ids, run_dir / "ledgers", platform, called)
+            await run_clients(timed, clients.training.client_ids, run_dir / "ledgers", platform, called)
         except PauseflError:
             if transport.is_open:  # otherwise they were away at the end, as resting clients are; the log says so
                 raise
