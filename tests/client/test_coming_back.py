@@ -101,6 +101,8 @@ async def test_the_waits_of_a_client_that_stays_are_bounded(monkeypatch: pytest.
     reconnection.connected()
     await reconnection.wait()
     assert waited_s[-1] <= 0.3
+    await Reconnection("b", math.inf).wait()
+    assert waited_s[-1] != waited_s[0], "or all clients would come back at once"
 
 
 async def test_a_session_made_for_a_run_leaves_where_its_server_plays_another() -> None:

@@ -87,9 +87,10 @@ def ledger(path: Path) -> Iterator[Ledger]:
 
 
 def test_the_disk_is_asked_to_keep_every_commit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 is FULL. With a checkpoint by SQLite itself, a file that lost its -wal would not be marked."""
     opened = opened_connections(monkeypatch)
     with closing(Ledger(path, BUDGET, **HOLDER)):
-        expected = {"synchronous": 2, "journal_mode": "wal", "locking_mode": "exclusive"}  # 2 is FULL
+        expected = {"synchronous": 2, "journal_mode": "wal", "locking_mode": "exclusive", "wal_autocheckpoint": 0}
         assert {name: opened[-1].execute(f"PRAGMA {name}").fetchone()[0] for name in expected} == expected
 
 
@@ -405,7 +406,7 @@ def test_an_older_log_beside_a_later_file_is_refused(path: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("more", [(), ("PRAGMA user_version = 0",)], ids=["room for a page", "room for none"])
 def test_a_ledger_that_could_not_take_its_log_in_is_whole_once_it_could(
-    path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
 ) -> None:
     """The disk was full when the -wal was to be moved, and had room again when the client ended."""
     monkeypatch.setattr("pausefl_client.privacy.ledger._LOG_BYTES_MAX", 0)
@@ -415,6 +416,8 @@ def test_a_ledger_that_could_not_take_its_log_in_is_whole_once_it_could(
     monkeypatch.setattr(FullDisk, "refused", ("PRAGMA wal_checkpoint(PASSIVE)", *more))
     with pytest.raises(LedgerError, match="disk is full"):
         release(ledger)
+    crashed = copied(path, tmp_path / "crashed")
+    assert rows(crashed, "PRAGMA user_version") == [(len(more),)], "marked only if there was room for no page"
     monkeypatch.setattr(FullDisk, "refused", ())
     ledger.close()
     assert (*verified_spend(path), count(path)) == (5, BUDGET.spent(5), 5)

@@ -184,6 +184,9 @@ async def test_a_line_that_breaks_while_it_trains_does_not_train_twice(tmp_path:
         stream.give_job(rig.model, schedule=SCHEDULE)
         rig.trainer.gate.set()
         result, _ = await stream.upload()
+        stream.give(None)
+        await rig.server.welcome()
+        assert rig.server.hello.ledger.at_work.round == 0, "its ledger counts that release now"
     assert (result.status, rig.trainer.rounds, rig.ledger.spent.released) == (pb.STATUS_OK, [1], 1)
 
 

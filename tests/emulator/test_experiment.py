@@ -457,7 +457,7 @@ def test_privacy_is_all_or_nothing_and_what_changes_it_changes_what_both_ends_co
     assert (off.privacy.budget, off.privacy.mechanism, off.privacy.schedule) == (None, None, "")
 
     of_budget = ("epsilon_budget=9.0", "eta=0.5", "epsilon_floor=0.5")
-    for change in (*of_budget, "unit=vector", "clip=0.5", "reproducible_noise=true"):
+    for change in (*of_budget, "unit=vector", "clip=0.0030000001", "reproducible_noise=true"):
         assert parse(f"privacy.{change}").privacy.schedule != on.privacy.schedule, change
 
 

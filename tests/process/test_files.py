@@ -1,5 +1,6 @@
 """Files, locks and logs under kill -9, on a full disk, and shared: files are whole or absent, logs stay bounded."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -7,15 +8,13 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 
 from pausefl.results.tables import write_csv
 from pausefl.runtime.processes.log_file import write_output_to
-from pausefl_process.files import locked, write_durably
+from pausefl_process.files import locked, write_durably, write_over
 from pausefl_proto.errors import ConfigError, PauseflError
 from rigs.command import python
-from rigs.waiting import wait_for
 
 SIZE = 2_000_000
 WRITER = """
@@ -71,7 +70,8 @@ def test_the_data_reach_the_disk_before_the_name(tmp_path: Path, monkeypatch: py
     steps: list[str] = []
 
     def synced(file: int) -> None:
-        steps.append("folder" if os.path.samestat(os.fstat(file), tmp_path.stat()) else "data")
+        found = os.fstat(file)
+        steps.append("folder" if os.path.samestat(found, tmp_path.stat()) else f"{found.st_size} bytes")
 
     replace = Path.replace
 
@@ -83,7 +83,7 @@ def test_the_data_reach_the_disk_before_the_name(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "fdatasync", synced)
     monkeypatch.setattr(Path, "replace", renamed)
     write_durably(tmp_path / "file", b"data")
-    assert steps == ["data", "name", "folder"]
+    assert steps == ["4 bytes", "name", "folder"]
 
 
 def test_a_process_that_is_all_of_a_run_syncs_nothing(tmp_path: Path) -> None:
@@ -126,19 +126,29 @@ def test_a_lock_is_held_by_one_process_and_let_go_by_kill_9(tmp_path: Path) -> N
             pass
 
 
-def test_whoever_waits_for_a_lock_that_is_deleted_takes_the_new_one(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    with locked(path, "it"):
-        second = start(HOLDER, path)
-        opened = psutil.Process(second.pid).open_files
-        wait_for(lambda: str(path) in {file.path for file in opened()}, "the second process to open the lock")
+def test_a_lock_that_was_deleted_before_it_was_taken_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flock = tmp_path / "lock", fcntl.flock
+
+    def flock_late(file: int, how: int) -> None:
+        monkeypatch.undo()
         path.unlink()
-    with second:
-        assert second.stdout is not None
-        assert second.stdout.readline() == "held\n"
-        with pytest.raises(ConfigError, match="another process"), locked(path, "it"):
-            pass
-        second.kill()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock_late)
+    with locked(path, "it"), pytest.raises(ConfigError, match="another process"), locked(path, "it"):
+        pass
+
+
+def test_a_file_that_the_kernel_writes_in_several_calls_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: pwrite(file, data[:3], at))
+    with (tmp_path / "file").open("wb") as file:
+        write_over(file.fileno(), b"abcdefgh")
+    assert (tmp_path / "file").read_bytes() == b"abcdefgh"
 
 
 ROTATING = """
