@@ -229,8 +229,6 @@ class ClientSession:
                 with self._host.monitor.watching(), self._host.expecting(me, job.round, job.model.digest):
                     await self._answer(stream, download)
             except Withdrawn:
-                if self._kept is not None and self._kept[0] == self._key_of(job):
-                    self._kept = None  # nothing was released
                 await self._refuse(stream, job, pb.STATUS_WITHDRAWN, "")
             except (DamageError, OSError):
                 raise  # the stream is of no use any more

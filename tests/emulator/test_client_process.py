@@ -116,7 +116,7 @@ def drawn(asked: Experiment) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("part", ["split", "model", "latency"])
 def test_a_part_with_a_seed_of_its_own_is_all_that_changes(part: str) -> None:
-    before, after = drawn(experiment(seed=1)), drawn(experiment(seed=1, **{f"{part}_seed": 2}))
+    before, after = drawn(experiment(seed=1)), drawn(experiment(seed=1, **{f"{part}_seed": 0}))
     assert {name for name, values in before.items() if values != after[name]} == {part}
 
 

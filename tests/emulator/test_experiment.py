@@ -40,6 +40,7 @@ from pausefl_client.registries import (
     TRAINING_METHODS,
 )
 from pausefl_client.training.optimizers import LearningRates, make_optimizer
+from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
 from pausefl_server.model.aggregation import RULES
 from pausefl_server.model.optimizers import SERVER_OPTIMIZERS
@@ -459,12 +460,9 @@ def test_privacy_is_all_or_nothing_and_what_changes_it_changes_what_both_ends_co
     of_budget = ("epsilon_budget=9.0", "eta=0.5", "epsilon_floor=0.5")
     for change in (*of_budget, "unit=vector", "clip=0.0030000001", "reproducible_noise=true"):
         assert parse(f"privacy.{change}").privacy.schedule != on.privacy.schedule, change
-
-
-@pytest.mark.parametrize("name", sorted(POLICIES))
-def test_every_policy_takes_m_and_its_own_table(name: str) -> None:
-    policy = selected_policy(parse_experiment(f'selection = {{ m = 3, policy = "{name}" }}').selection)
-    assert (type(policy), policy.m) == (POLICIES[name], 3)
+    for greatest in (2.0, 4.0):  # of which 2/2.0 and 2/4.0 are the least ε
+        both = parse("privacy.epsilon_floor=0.75", f"privacy.noise_to_clip_max={greatest}").privacy
+        assert both.budget == Budget(both.epsilon_budget, both.eta, max(0.75, 2 / greatest))
 
 
 def test_ledgers_and_data_lie_beside_the_file_wherever_it_is_run(

@@ -49,6 +49,8 @@ async def test_a_blocked_event_loop_is_seen_as_lag() -> None:
         assert 0 < report.compute_share <= 0.5
         await probed(monitor, 1)
         assert STALL_S - TOLERANCE_S < monitor.report(began_s, 0.0).loop_lag_s < STALL_S + TOLERANCE_S
+        over_s, _ = monitor._lags_s._falling[0]
+        assert monitor.report(over_s + 0.04, 0.0).loop_lag_s > STALL_S - TOLERANCE_S, "it may have delayed the start"
         later_s = time.monotonic() + 1.0
         assert monitor.report(later_s, 0.0).loop_lag_s < TOLERANCE_S, "an older stall is not this window's"
 

@@ -110,7 +110,7 @@ def test_events_after_the_last_round_wait_for_the_next_one() -> None:
 
 
 def test_a_round_taken_back_is_gone_but_what_was_spent_is_not() -> None:
-    with fresh_store() as (store, _):
+    with fresh_store() as (store, path):
         given = [LogEvent("given", client_id, job_round=1) for client_id in "abc"]
         first = observation("a", participation=1, epsilon=4.0, epsilon_spent=4.0)
         store.commit_round(record(1, first, events=tuple(given)))
@@ -124,6 +124,8 @@ def test_a_round_taken_back_is_gone_but_what_was_spent_is_not() -> None:
         assert [event.kind for event in store.rounds()[0].events] == ["given", "unsettled", "given"], "b has answered"
         (event,) = store.late_events()  # b has to join again
         assert (event.kind, event.client_id, event.epsilon_spent, event.released) == ("reconciled", "a", 6.0, 2)
+        store.close()
+        Store(path).close()  # verifies the seals
 
 
 def test_clients_that_came_in_rounds_taken_back_are_to_come_anew() -> None:
@@ -159,15 +161,6 @@ def test_events_of_rounds_taken_back_wait_until_a_round_knows_of_them() -> None:
             assert again.late_events() == []
             again.go_back_to(1)
             assert again.attempts() == {2: 3, 3: 2, 4: 2}, "whatever was played since"
-
-
-def test_facts_about_a_run_are_kept_and_the_last_one_said_stands() -> None:
-    with fresh_store() as (store, path):
-        store.set_meta("colour", "red")
-        store.set_meta("colour", "blue")
-        store.close()
-        with closing(Store(path)) as again:
-            assert (again.meta("colour"), again.meta("taste")) == ("blue", None)
 
 
 def test_what_is_committed_survives_a_crash_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
