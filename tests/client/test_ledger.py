@@ -102,13 +102,6 @@ def test_a_release_is_on_disk_when_record_returns(ledger: Ledger, path: Path, tm
         assert rows(crashed, query)[0] == (round_, round_, 1, BUDGET.epsilon(round_), "vector", f"update {round_}")
 
 
-def test_a_ledger_goes_on_where_it_was_left(path: Path) -> None:
-    for spent in (0, 1, 2):
-        with closing(Ledger(path, BUDGET, **HOLDER)) as ledger:
-            assert (ledger.spent.released, ledger.spent.epsilon) == (spent, BUDGET.spent(spent))
-            release(ledger, round=spent + 1)
-
-
 def test_the_bytes_are_kept_until_settled(path: Path) -> None:
     with closing(Ledger(path, BUDGET, **HOLDER)) as ledger:
         assert ledger.open_release() is None

@@ -77,15 +77,6 @@ def test_what_is_no_event_is_refused_by_name(value: Any, reason: str) -> None:
         from_line(json.dumps(value))
 
 
-def test_events_are_passed_on_in_order_by_a_thread() -> None:
-    passed: list[ProgressEvent] = []
-    events: list[ProgressEvent] = [Ready(1), Notice("x"), Done()]
-    with posted(passed.append) as report:
-        for event in events:
-            report(event)
-    assert passed == events
-
-
 def test_a_reader_that_takes_nothing_holds_nobody_up_and_costs_little_memory() -> None:
     may_go_on, passed = threading.Event(), list[ProgressEvent]()
 
