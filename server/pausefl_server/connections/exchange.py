@@ -23,9 +23,9 @@ LONGEST_TEXT = 200
 # No exchange takes longer than this, some 11 days.
 _LONGEST_S = 1e6
 _LONGEST_NAME = 64
-# A client's parts may also exceed the round trip by this share of their sum: clocks drift, and are slewed, by some
-# hundred millionths. Device time is bounded before a policy sees it.
-_TIMING_TOLERANCE_SHARE = 1e-3
+# A client's parts may also exceed the round trip by this share of their sum: clocks drift, and chrony slews them by up
+# to a twelfth. Device time is bounded before a policy sees it.
+_TIMING_TOLERANCE_SHARE = 0.1
 # The parts that a client times.
 _REPORTED = tuple(f.name for f in fields(Timing) if f.name in pb.Timing.DESCRIPTOR.fields_by_name)
 _host_values = attrgetter(*(f.name for f in fields(HostReport)))
