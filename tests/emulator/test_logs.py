@@ -278,7 +278,7 @@ def test_a_process_that_ended_is_told_by_the_last_line_of_a_process_not_by_anoth
     log = tmp_path / "clients.log"
     log.write_text("an event of " + "many words " * 90)
     assert len(how_it_ended(-9, log)) < 350 + len(str(log))
-    log.write_text("out of memory\n")
+    log.write_text("  | out of memory\n  +-----\n")  # as of an error in a group
     for name in ("one", "another"):
         said = f"{name} ended{how_it_ended(-9, log)}"
         assert said == f"{name} ended (exit code -9), see {log}: out of memory"

@@ -57,7 +57,7 @@ class Aggregation:
     def combine(self, updates: Sequence[Vector], weights: FloatArray) -> Vector:
         """The round's combined update, a new vector; weights are (n,) and positive. PauseflError for a bad rule."""
         if isinstance(self.rule, AggregationRule):
-            return checked_vector(self.rule.combine(updates, weights), updates[0].size, "aggregation.rule")
+            return checked_vector(self.rule.combine([*updates], weights), updates[0].size, "aggregation.rule")
         if self.rule in _AVERAGED:
             return weighted_mean(_AVERAGED[self.rule](self, updates), weights)
         return _UNWEIGHED[self.rule](self, updates)

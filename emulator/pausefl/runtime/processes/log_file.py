@@ -78,11 +78,11 @@ def rotate_output(path: Path, most_bytes: int) -> None:
 def how_it_ended(exit_code: int | None, log: Path) -> str:
     """How a process ended, in words: its exit code and, if it has a log, the last line there that a process wrote.
 
-    Lines in which another process's end was noted are not quoted: each would quote the one before.
+    Lines in which another process's end was noted are not quoted: each would quote the one before. Nor are rules.
     """
     seen = " before it had a log"
     with suppress(OSError):
         lines = log.read_text("utf-8", "replace").strip().splitlines()
-        last = next((line for line in lines[::-1] if _ENDED not in line), "its log is empty")
-        seen = f", see {log}: {shorten(last, _MOST_QUOTED, placeholder=' …')}"
+        told = (line.lstrip(" |") for line in lines[::-1] if not (_ENDED in line or "+---" in line))
+        seen = f", see {log}: {shorten(next(told, 'its log is empty'), _MOST_QUOTED, placeholder=' …')}"
     return f" (exit code {exit_code}){seen}"
