@@ -138,15 +138,18 @@ def process_of(client_id: str, run: int) -> psutil.Process | None:
     return None
 
 
-@pytest.mark.parametrize("coming", [{}, COMING], ids=["all are there", "some come later"])
-def test_a_killed_client_process_is_back_soon(tmp_path: Path, background: Background, coming: dict[str, int]) -> None:
+@pytest.mark.parametrize(("coming", "code"), [({}, -9), (COMING, -9), ({}, 255)], ids=["alone", "late", "fork server"])
+def test_a_killed_client_process_is_back_soon(
+    tmp_path: Path, background: Background, coming: dict[str, int], code: int
+) -> None:
+    """It is back, too, if its fork server was killed, which leaves a process at work that is not heard of."""
     config, run_dir = synthetic(tmp_path, 100_000, m=1, train_s=0.02, more=VICTIM | coming), tmp_path / "run"
     process = background("run", config, "--run-dir", run_dir)
     wait_for(lambda: rounds_in(run_dir) >= 5, "five rounds", running=process)
     victim = process_of("victim-000", process.pid)
     assert victim is not None
     killed_in = rounds_in(run_dir)
-    victim.kill()
+    (victim if code == -9 else victim.parents()[0]).kill()
 
     def is_back() -> bool:
         of_victim = f"kind = 'joined' AND client_id = 'victim-000' AND round > {killed_in}"
@@ -158,7 +161,7 @@ def test_a_killed_client_process_is_back_soon(tmp_path: Path, background: Backgr
     process.terminate()
     assert process.wait(30) == 130
     # The terminal shows only some of several messages that come at once; the log has all.
-    assert "pausefl-victim-000 ended (exit code -9)" in (run_dir / "clients.log").read_text()
+    assert f"pausefl-victim-000 ended (exit code {code})" in (run_dir / "clients.log").read_text()
 
 
 @pytest.mark.parametrize("json", [True, False])

@@ -317,6 +317,7 @@ class Fleet:
         if may_return and client.schedule_restart():
             self._returning.append(client)
             message += f"; it is started again in {2 ** (client.restarts - 1)} s ({client.restarts} of {_RESTARTS_MAX})"
+        process.close()  # where its fork server was killed it is still at work, and ends as it is let go
         add_warning(self._clients_log, message)  # a display drops some of many messages
         report(Notice(message))
 

@@ -114,8 +114,7 @@ def probe(kinds: set[str]) -> None:
                 with ExitStack() as undo:
                     name = f"pf{os.getpid() % 10**8}"
                     index = _add_link(ip, name, undo, kind="veth", peer=f"{name}p")
-                    (qdisc,) = samples[kind].qdiscs()
-                    ip.tc("add", index=index, **qdisc)
+                    ip.tc("add", index=index, **samples[kind].qdiscs()[0])
             except pyroute2.NetlinkError as error:
                 raise ConfigError(
                     f"--netem: this kernel has no {kind}, or this container may not use it ({error.args[-1]});"
