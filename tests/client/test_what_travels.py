@@ -223,7 +223,9 @@ def test_validate_counts_what_travels(capsys: pytest.CaptureFixture[str]) -> Non
 
 def norm_trainer(statistics: StatisticsAt) -> TorchTrainer:
     settings = TrainingSettings("sgd", 0.1, batch_size=20, statistics=statistics)
-    return trainer_of(build_model("own:batch_norm", (1, 8, 8), 10, seed=1), settings)
+    model = build_model("own:batch_norm", (1, 8, 8), 10, seed=1)
+    model.register_buffer("own", torch.zeros(2), persistent=False)
+    return trainer_of(model, settings)
 
 
 def test_averaged_statistics_travel_as_they_are_behind_the_change_of_the_parameters() -> None:
@@ -245,13 +247,15 @@ def test_local_statistics_stay_and_survive_a_restart() -> None:
     fresh = {name: tensor.clone() for name, tensor in trainer.vector.statistics.items()}
     trainer.train(theta, round=1)
     kept = {name: tensor.clone() for name, tensor in trainer.vector.statistics.items()}
+    trainer.model.own = torch.ones(3)  # as a pass may leave it
     restarted.restore(trainer.state())
+    assert restarted.model.get_buffer("own").tolist() == [1, 1, 1]
     for name, statistic in restarted.vector.statistics.items():
         assert torch.equal(statistic, kept[name])
         assert not torch.equal(statistic, fresh[name])
     count = restarted.model.get_buffer("2.num_batches_tracked").add_(3)  # as a training that is broken off leaves it
     restarted.restore(b"")
-    assert int(count) == 0
+    assert (int(count), restarted.model.get_buffer("own").tolist()) == (0, [0, 0])
     assert all(torch.equal(statistic, fresh[name]) for name, statistic in restarted.vector.statistics.items())
 
 

@@ -169,9 +169,6 @@ class ModelStack:
 
     def _model(self, template: nn.Module, row: int) -> nn.Module:
         model = copy.deepcopy(template)
-        values = iter(views(self.values[row], self._shapes))
-        for module in model.modules():
-            for name, old in module._parameters.items():
-                if old is not None:
-                    module._parameters[name] = nn.Parameter(next(values))
+        for parameter, values in zip(model.parameters(), views(self.values[row], self._shapes), strict=True):
+            parameter.data = values
         return model

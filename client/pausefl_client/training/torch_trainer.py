@@ -72,8 +72,10 @@ class TorchTrainer:
         counts = np.bincount(examples.labels, minlength=data.classes) if is_counted else ()
         self.label_counts = {f"label_{c}": float(n) for c, n in enumerate(counts)}
         self.vector = ModelVector(model, settings.statistics)
-        self._own_statistics = self.vector.statistics if settings.statistics == "local" else {}
-        self._fresh_statistics = {name: statistic.clone() for name, statistic in self._own_statistics.items()}
+        travel = {*model.state_dict()} - {*(self.vector.statistics if settings.statistics == "local" else ())}
+        own = ((n, buffer) for n, buffer in model.named_buffers() if n not in travel and buffer.layout is torch.strided)
+        self._fresh = {name: buffer.clone() for name, buffer in own}
+        """The first values of buffers that are the client's own: local statistics, and what is in no `state_dict`."""
         self._constants = ConstantBuffers(model)
         self.holding = data.holding or holding_of(examples, dealing="")
         self.inputs = torch.from_numpy(examples.inputs).to(device)
@@ -182,8 +184,10 @@ class TorchTrainer:
     # -- what survives a restart
 
     def state(self) -> bytes:
-        """The states of optimizer (such as Adam's moments), method and running statistics. Empty if there are none."""
-        of_client = {"method": checked_state(self.method), "statistics": self._own_statistics}
+        """The states of optimizer (such as Adam's moments), method and own buffers. Empty if all are at their start."""
+        own = ((n, buffer.detach()) for n, buffer in self.model.named_buffers() if n in self._fresh)
+        changed = {name: buffer for name, buffer in own if not torch.equal(buffer, self._fresh[name])}
+        of_client = {"method": checked_state(self.method), "statistics": changed}
         optimizer = self._optimizer.state_dict()
         if self._remembered:
             optimizer["state"] = {_ALL: self._remembered}
@@ -199,8 +203,10 @@ class TorchTrainer:
         self._constants.put_back()  # a training that was broken off has not done so
         of_optimizer, of_client = read_states(state, self.device) if state else ({}, {})
         self.method.restore(of_client.get("method", {}))
-        for name, statistic in of_client.get("statistics", self._fresh_statistics).items():
-            self._own_statistics[name].copy_(statistic)
+        values = self._fresh | of_client.get("statistics", {})
+        for name, buffer in self.model.named_buffers():
+            if name in values:
+                buffer.data = values[name].clone()
         if of_optimizer:
             states = of_optimizer["state"]
             if _ALL in states:

@@ -86,15 +86,13 @@ def measured_speedup(trainers: Sequence[Trainer], trials: int) -> float:
     own = own_trainers(trainers)
     first = own[0]
     stack = ModelStack(first.model, first.settings, len(own), recorder_for(first.device))
+    together = partial(train_together, stack, own, theta)
 
     def alone(round: int) -> None:
         for trainer in trainers:
             trainer.train(theta, round=round)
 
-    def together(round: int) -> None:
-        train_together(stack, own, theta, round=round)
-
     # The first round does not count: it imports modules and fills caches.
     taken_s = partial(timeit, number=1, timer=time.thread_time if first.device.type == "cpu" else time.perf_counter)
-    ratios = [taken_s(partial(alone, t)) / taken_s(partial(together, t)) for t in range(1, trials + 2)][1:]
+    ratios = [taken_s(partial(alone, t)) / taken_s(partial(together, round=t)) for t in range(1, trials + 2)][1:]
     return float(np.median(ratios))
