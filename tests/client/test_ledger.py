@@ -231,13 +231,6 @@ def test_a_flipped_bit_in_the_log_is_a_missed_release(path: Path, tmp_path: Path
     assert_refused(crashed, "counts [0-4] releases, 5 were charged: the others stood in")
 
 
-def test_bytes_that_are_not_kept_do_not_move_the_log(ledger: Ledger, path: Path) -> None:
-    before = path.read_bytes()
-    for round_ in range(1, 4):
-        release(ledger, round_, memoryview(bytes(5 * KEPT_BYTES_MAX)))
-    assert path.read_bytes() == before
-
-
 def test_whoever_looks_at_a_ledger_after_a_crash_does_no_harm(path: Path, tmp_path: Path) -> None:
     """A program that opens the files moves the log's content into the main file and deletes the log."""
     with closing(played(path, 1)):

@@ -5,15 +5,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pausefl.results.tables import write_csv
 from pausefl.runtime.processes.log_file import write_output_to
 from pausefl_process.files import locked, write_durably, write_over
 from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_server.storage.checkpoint import Checkpoint
 from rigs.command import python
 
 SIZE = 2_000_000
@@ -65,15 +68,14 @@ def test_a_file_is_whole_whenever_its_writer_is_killed(tmp_path: Path, after: in
     assert (len(data), len(set(data))) == (SIZE, 1)
 
 
-def test_the_data_reach_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill does not test fsync. A crash of the machine may lose unsynced writes, in any order."""
-    steps: list[str] = []
+@pytest.fixture
+def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What reaches the disk, in order. A kill does not test that: a crash of the machine may lose unsynced writes."""
+    steps, replace = list[str](), Path.replace
 
     def synced(file: int) -> None:
         found = os.fstat(file)
         steps.append("folder" if os.path.samestat(found, tmp_path.stat()) else f"{found.st_size} bytes")
-
-    replace = Path.replace
 
     def renamed(file: Path, to: Path) -> None:
         steps.append("name")
@@ -82,8 +84,20 @@ def test_the_data_reach_the_disk_before_the_name(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "fdatasync", synced)
     monkeypatch.setattr(Path, "replace", renamed)
+    return steps
+
+
+def test_the_data_reach_the_disk_before_the_name(tmp_path: Path, steps: list[str]) -> None:
     write_durably(tmp_path / "file", b"data")
     assert steps == ["4 bytes", "name", "folder"]
+
+
+def test_a_model_reaches_the_disk_with_the_name_of_its_slot(tmp_path: Path, steps: list[str]) -> None:
+    with closing(Checkpoint(tmp_path)) as checkpoint:
+        for round_ in (1, 2, 3):
+            checkpoint.write(round_, np.zeros(5, np.float32))
+            checkpoint.sync()
+    assert steps == ["folder", *("folder", "20 bytes") * 2, "20 bytes"]
 
 
 def test_a_process_that_is_all_of_a_run_syncs_nothing(tmp_path: Path) -> None:

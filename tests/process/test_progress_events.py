@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -39,6 +40,7 @@ st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False
 EVENTS = st.one_of(*(st.builds(record) for record in EVENT_TYPES.values()))
 
 
+@patch.dict("os.environ", PAUSEFL_RUN="a run")
 @given(EVENTS)
 def test_every_event_comes_back_from_its_line(event: ProgressEvent) -> None:
     line = to_line(event)

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import pytest
 
-from pausefl.runtime.processes.resources import collect_seldom, refuse_few_files
+from pausefl.runtime.processes.resources import refuse_few_files
 from pausefl.runtime.processes.waits import EventLoop, run_telling_waits, waits
 from pausefl.runtime.server.process import sparing_clients
 from pausefl_process.ending import signals_to
@@ -121,21 +121,6 @@ def test_events_after_one_that_fails_or_whose_bytes_another_loop_has_taken(is_fa
     assert run(play()) == turns
 
 
-def test_other_readers_are_left_as_they_are() -> None:
-    async def play() -> bytes:
-        reader, writer = socket.socketpair()
-        with closing(reader), closing(writer):
-            read: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-            asyncio.get_running_loop().add_reader(reader, lambda: read.set_result(reader.recv(10)))
-            writer.send(b"all of it")
-            try:
-                return await read
-            finally:
-                asyncio.get_running_loop().remove_reader(reader)
-
-    assert run(play()) == b"all of it"
-
-
 def test_grpc_is_known_by_how_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, grpcio reads its events in another way. This event loop is then useless: check if it can go."""
     spared: list[object] = []
@@ -196,13 +181,6 @@ def test_a_process_that_may_not_open_enough_files_says_so(monkeypatch: pytest.Mo
             refuse_few_files(**many)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (50, resource.RLIM_INFINITY))
     refuse_few_files(clients=10**6)
-
-
-def test_a_process_of_many_objects_looks_for_garbage_seldom() -> None:
-    before, *others = gc.get_threshold()
-    collect_seldom()
-    assert gc.get_threshold() == (10_000, *others)
-    assert before < 10_000
 
 
 def test_clients_are_spared_once_a_round_was_played_and_again_when_more_are_there() -> None:
