@@ -110,11 +110,7 @@ def test_what_cannot_be_batched_is_told(case: Case) -> None:
     (trainer,) = trainers_of(settings, case.method, case.model, sizes=[9])
     with pytest.raises(NotStackable, match=case.reason):
         check_stackable(trainer)
-
-
-def test_a_client_that_cannot_be_batched_keeps_its_trainer() -> None:
     host = BatchedHost()
-    (trainer,) = trainers_of(method=Halved, sizes=[9])
     assert host.admit("c0", trainer) is host.outermost("c0", trainer) is trainer
 
 

@@ -148,8 +148,7 @@ class ModelVector:
 
     def check_parameters(self, model: nn.Module) -> None:
         """ConfigError if the model trains others than it did when it was made. It may freeze some for a while."""
-        there = dict(model.named_parameters())
-        names = {**self.parameters, **{name: None for name, parameter in there.items() if parameter.requires_grad}}
+        there, names = dict(model.named_parameters()), {**self.parameters, **trained_parameters(model)}
         if name := next((name for name in names if self.parameters.get(name) is not there.get(name)), ""):
             raise ConfigError(
                 f"workload.model: {name} came, went, was exchanged or unfrozen in a training step; what trains must"

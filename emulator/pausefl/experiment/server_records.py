@@ -151,7 +151,7 @@ def check_policies(experiment: Experiment) -> None:
         raise ConfigError(
             f'server.late = "buffer": {selection.policy} judges updates in their own round; must be "drop"'
         )
-    if missing := sorted(policy.disclosures - experiment.disclosed):
+    if missing := sorted({*policy.disclosures} - experiment.disclosed):
         raise ConfigError(
             f'selection.policy = "{selection.policy}" needs clients to disclose their {" and ".join(missing)}:'
             f" add privacy.disclose = {json.dumps(missing)}, or set privacy.enabled = false"
