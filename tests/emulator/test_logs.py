@@ -276,8 +276,8 @@ def test_a_client_process_that_ends_again_and_again_is_given_up_unless_it_lasted
 
 def test_a_process_that_ended_is_told_by_the_last_line_of_a_process_not_by_anothers_end(tmp_path: Path) -> None:
     log = tmp_path / "clients.log"
-    log.write_text("an event of " + "many words " * 90)
-    assert len(how_it_ended(-9, log)) < 350 + len(str(log))
+    add_warning(log, "an event of " + "many words " * 90)
+    assert (len(how_it_ended(-9, log)) < 350 + len(str(log)), log.stat().st_mode & 0o077) == (True, 0)
     log.write_text("  | out of memory\n  +-----\n")  # as of an error in a group
     for name in ("one", "another"):
         said = f"{name} ended{how_it_ended(-9, log)}"

@@ -60,9 +60,9 @@ def set_up_log(run: str = "") -> None:
 
 
 def add_warning(path: Path, message: str) -> None:
-    """Append a warning to a log file that other processes write."""
+    """Append a warning to a log file that other processes write, and that its owner alone may read."""
     record = logging.makeLogRecord({"levelno": logging.WARNING, "levelname": "WARNING", "msg": message})
-    with path.open("a", encoding="utf-8") as log:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8") as log:
         log.write(_formatter().format(record) + "\n")
 
 
