@@ -109,7 +109,7 @@ MISTAKES = [
     ("privacy.epsilon_floor=99.0", "privacy.epsilon_floor = 99", "at most epsilon_1 = 3.92106"),
     ("privacy.noise_to_clip_max=0.1", "privacy.noise_to_clip_max = 0.1", "at least 2/epsilon_1 = 0.510067"),
     ("latency.time_scale=0.0", "latency.time_scale = 0.0", "at least 1e-06"),
-    ("latency.time_scale=inf", "latency.time_scale = inf", "finite number"),
+    ("latency.access_points=[{clients='a', up_bytes_per_s=inf}]", "latency.access_points.0.up_bytes", "finite number"),
     ("latency.tau_min_s=0.0", "latency.tau_min_s = 0.0", "above 0 or 'auto'"),
     ("latency.tau_min_s=least", "latency.tau_min_s = 'least'", "valid number or 'auto'"),
     ("latency.delay.floor_s=nan", "latency.delay.floor_s = nan", "finite number"),

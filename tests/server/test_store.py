@@ -153,6 +153,7 @@ def test_events_of_rounds_taken_back_wait_until_a_round_knows_of_them() -> None:
             store.commit_round(record(t, observation(client_id), events=(LogEvent("missed", client_id),)))
         store.save_late_events(5, [LogEvent("late", "d", job_round=t) for t in (1, 2)])
         store.go_back_to(1)
+        Store(path).close()  # verifies the seals
         events = tuple(store.late_events())
         counted = [("missed", "b", 1), ("missed", "c", 0), ("missed", "d", 0), ("late", "d", 1), ("late", "d", 0)]
         assert [(e.kind, e.client_id, e.count) for e in events] == counted
