@@ -92,7 +92,9 @@ def keep_logs(environment: Mapping[str, str]) -> None:
         kept, fresh = folder / run / name, folder / run / f".{name}.new"
         try:
             fresh.parent.mkdir(parents=True, exist_ok=True)
-            with fresh.open("wb") as file:  # not captured: containers may have printed gigabytes
+            # As under `pausefl run`, only their owner may read them: an error may quote a client's data.
+            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                # Not captured: containers may have printed gigabytes.
                 done = subprocess.run(command, env=environment, stdout=file, check=False)
             if done.returncode:
                 fresh.unlink()
