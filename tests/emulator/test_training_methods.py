@@ -13,6 +13,8 @@ from torch import nn
 
 from pausefl.experiment.client_records import method_of
 from pausefl.experiment.experiment import parse_experiment
+from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.client.torch_trainers import make_torch_trainers
 from pausefl_client.data.datasets import Dataset, Examples, load_dataset
 from pausefl_client.data.partition import PARTITIONERS, Dealt, partition
 from pausefl_client.data.tasks import LearningTask
@@ -357,6 +359,10 @@ def test_a_regression_is_trained_and_evaluated() -> None:
     assert before.accuracy < 0.3
     assert 0.8 < after.accuracy <= 1
     assert after.loss < before.loss
+    changes = {"clients.count": 2, "selection.m": 1, "workload.dataset": f"{__name__}:regression_set"}
+    plan = client_plan(parse_experiment("", changes)).training
+    one, other = (vars(trainer)["task"] for trainer in make_torch_trainers(plan, plan.client_ids).values())
+    assert one == other is not one  # a task may remember what a client has seen
 
 
 class Pairwise(TrainingMethod):

@@ -4,6 +4,7 @@ The fork server imports this module before it forks. At that time gRPC is import
 touched.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,7 +47,7 @@ def make_torch_trainers(
             held = data.train.take(rows[client_id])
             holding = holding_of(held, dealing)  # before a behaviour, which may change the examples
             settings, method = chain.settings(w), method_of(w)
-            local = LocalData(chain.examples(held, data.classes), data.classes, holding, data.task)
+            local = LocalData(chain.examples(held, data.classes), data.classes, holding, copy.deepcopy(data.task))
             trainer = TorchTrainer(
                 new_model(), local, settings, device=device, seed=seed, client_id=client_id, method=method
             )
