@@ -60,8 +60,6 @@ class WebServer:
         except (socket.gaierror, UnicodeError):  # an empty or too long part of a name raises the latter
             raise ConfigError(f'{key.replace("port", "host")} = "{host}": no such host') from None
         except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                raise
             address = host_and_port(host, port)
             raise ConfigError(f"{key} = {port}: cannot listen on {address} ({error.strerror})") from None
         self.address = host_and_port(host, self._server.server_address[1])

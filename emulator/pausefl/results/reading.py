@@ -2,7 +2,7 @@
 
 import sqlite3
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -142,7 +142,7 @@ class RunData:
     breakdown: ExchangeTable
     leakage: Columns
     choices: ExchangeTable
-    records: Collection[RoundRecord]
+    records: RoundLog | Sequence[RoundRecord]
     """The log's rounds, for computations that go through all of them. Each pass may read them from disk anew."""
 
     @property

@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from operator import attrgetter
@@ -54,7 +54,7 @@ OpenDatabase = Callable[[], AbstractContextManager[sqlite3.Connection]]
 """Returns a context manager that opens a run's database for a block, possibly read-only."""
 
 
-class RoundLog(Collection[RoundRecord]):
+class RoundLog(Iterable[RoundRecord]):
     """The committed rounds, in order, as of the time the object is made. Each iteration reads them from the database.
 
     No list of them is kept, because an observation takes a kilobyte as an object: memory does not grow with the log.
@@ -81,9 +81,6 @@ class RoundLog(Collection[RoundRecord]):
                 failed = tuple(_attempts(database, row[0]))
                 observed = tuple(map(_observation_of, database.execute(SELECT_OBSERVATIONS, row[:1])))
                 yield _record(database, row, observed, failed)
-
-    def __contains__(self, record: object) -> bool:
-        return any(each == record for each in self)
 
 
 def _attempts(database: sqlite3.Connection, round: int) -> Iterator[RoundRecord]:
