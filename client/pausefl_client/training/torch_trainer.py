@@ -73,8 +73,7 @@ class TorchTrainer:
         self.label_counts = {f"label_{c}": float(n) for c, n in enumerate(counts)}
         self.vector = ModelVector(model, settings.statistics)
         travel = {*model.state_dict()} - {*(self.vector.statistics if settings.statistics == "local" else ())}
-        own = ((n, buffer) for n, buffer in model.named_buffers() if n not in travel and buffer.layout is torch.strided)
-        self._fresh = {name: buffer.clone() for name, buffer in own}
+        self._fresh = {n: b.clone() for n, b in model.named_buffers() if n not in travel and b.layout is torch.strided}
         """The first values of buffers that are the client's own: local statistics, and what is in no `state_dict`."""
         self._constants = ConstantBuffers(model)
         self.holding = data.holding or holding_of(examples, dealing="")

@@ -60,7 +60,7 @@ def make_torch_trainers(
 
     captured = CapturedSteps() if device.type == "cuda" and batched is None else None
     if device.type == "cuda":
-        of_first = LocalData(data.train.take(rows[client_ids[0]]), data.classes, task=data.task)
+        of_first = LocalData(data.train.take(rows[client_ids[0]]), data.classes, task=copy.deepcopy(data.task))
         take_first_steps(new_model(), of_first, w, device, method_of(w), captured, plan.trainers)
     return {client_id: trainer_of(client_id) for client_id in client_ids}
 
