@@ -17,7 +17,7 @@ import pytest
 from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.in_force import in_force
 from pausefl.results import reading
-from pausefl.results.reading import read_run
+from pausefl.results.reading import open_database, read_run
 from pausefl.results.report import plots
 from pausefl.results.report.comparison.figure import draw_why
 from pausefl.results.report.html import run_page
@@ -318,6 +318,12 @@ def test_a_run_that_has_lost_its_log_is_not_begun_anew(what: str, tmp_path: Path
     shutil.rmtree(run_dir / "checkpoints")
     with made_run_dir(in_force(EXPERIMENT), run_dir, resume=True):
         assert log.stat().st_size > 0
+
+
+def test_a_run_in_progress_is_read_as_of_one_instant(tmp_path: Path) -> None:
+    with closing(Store(tmp_path / "run.db")) as store, open_database(tmp_path) as database:
+        store.commit_round(record(1))
+        assert database.execute("SELECT count(*) FROM rounds").fetchone() == (0,)
 
 
 def test_a_whole_log_that_the_disk_does_not_take_is_to_be_restored_from_no_copy(tmp_path: Path) -> None:
