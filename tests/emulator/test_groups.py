@@ -195,7 +195,7 @@ def test_what_an_availability_returns_is_checked(returned: object, said: str) ->
 
 def test_traces_of_seconds_and_of_fedscale_say_the_same_and_a_kept_array_stays(tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text("client_id,time_s,on\n7,40,0\n7,25.5,1\n7,22,0\n7,0,0\n")  # newest first
-    (tmp_path / "trace.pkl").write_bytes(pickle.dumps({7: {"active": [25.5], "inactive": [0, 40], "duration": 90}}))
+    (tmp_path / "trace.pkl").write_bytes(pickle.dumps({7: {"active": [25.5], "inactive": [40], "duration": 90}}))
     for name in ("trace.csv", "trace.pkl"):
         assert on(Trace(str(tmp_path / name), round_s=10.0), 6, "7") == [0, 0, 1, 1, 0, 0]
     kept = np.ones(3, np.bool_)
