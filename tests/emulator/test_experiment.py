@@ -190,7 +190,8 @@ def test_what_would_be_a_mistake_elsewhere_is_none() -> None:
     assert parse("selection.policy=oort", 'privacy.disclose=["loss"]').selection.policy == "oort"
     assert parse("selection.policy=oort", "privacy.enabled=false").selection.policy == "oort"
     assert selected_policy(parse("selection.policy=pause-brute").selection).m == 5
-    assert parse("selection.m=10", "selection.over_selection=0.1").asked == 11, "10 * 1.1 is more than 11 by rounding"
+    asked = parse("selection.m=25", "selection.over_selection=0.12").asked
+    assert asked == 28, "25 times 1.12 is more than that by rounding"
     few = ("clients.count=4", "asynchronous.concurrency=4", "asynchronous.buffer=2")
     assert parse("server.mode=asynchronous", *few).selection.m == 5
     assert parse("selection.policy=random", "workload.model=synthetic").title == "random on synthetic"
