@@ -1,6 +1,7 @@
 """Ways to train: any torch optimizer and schedule, tasks besides classification, and methods with a state."""
 
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -363,6 +364,8 @@ def test_a_regression_is_trained_and_evaluated() -> None:
     plan = client_plan(parse_experiment("", changes)).training
     one, other = (vars(trainer)["task"] for trainer in make_torch_trainers(plan, plan.client_ids).values())
     assert one == other is not one  # a task may remember what a client has seen
+    vars(data.task)["lock"] = threading.Lock()  # cannot be copied
+    assert TorchTrainer(model, local, settings, device=CPU, seed=1, client_id="a").task is data.task
 
 
 class Pairwise(TrainingMethod):

@@ -1,7 +1,9 @@
 """Local training of one client with torch."""
 
+import copy
 import itertools
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +24,7 @@ from pausefl_client.training.random_layers import RandomLayers
 from pausefl_client.training.tasks import Classification
 from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
 from pausefl_client.training.withdrawal import stop_if_withdrawn
+from pausefl_process.plugins import OWN_CODE_ERRORS
 from pausefl_proto.arrays import IntArray
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
@@ -61,6 +64,8 @@ class TorchTrainer:
         model.to(device)
         self.model = model
         self.task = data.task or Classification()
+        with suppress(*OWN_CODE_ERRORS):  # a lock that it holds, say, cannot be copied
+            self.task = copy.deepcopy(self.task)  # it may remember what a client has seen
         self.method = method or TrainingMethod()
         self.settings = settings
         self.device = device

@@ -4,7 +4,6 @@ The fork server imports this module before it forks. At that time gRPC is import
 touched.
 """
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -47,7 +46,7 @@ def make_torch_trainers(
             held = data.train.take(rows[client_id])
             holding = holding_of(held, dealing)  # before a behaviour, which may change the examples
             settings, method = chain.settings(w), method_of(w)
-            local = LocalData(chain.examples(held, data.classes), data.classes, holding, copy.deepcopy(data.task))
+            local = LocalData(chain.examples(held, data.classes), data.classes, holding, data.task)
             trainer = TorchTrainer(
                 new_model(), local, settings, device=device, seed=seed, client_id=client_id, method=method
             )
@@ -60,7 +59,7 @@ def make_torch_trainers(
 
     captured = CapturedSteps() if device.type == "cuda" and batched is None else None
     if device.type == "cuda":
-        of_first = LocalData(data.train.take(rows[client_ids[0]]), data.classes, task=copy.deepcopy(data.task))
+        of_first = LocalData(data.train.take(rows[client_ids[0]]), data.classes, task=data.task)
         take_first_steps(new_model(), of_first, w, device, method_of(w), captured, plan.trainers)
     return {client_id: trainer_of(client_id) for client_id in client_ids}
 
