@@ -96,7 +96,7 @@ def test_a_model_with_hooks_is_not_batched(kind: str) -> None:
         Case("the model has a BatchNorm1d", lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))),
         Case("share parameters", lambda: tied_layers((1, 8, 8), 10)),
         Case("are frozen", lambda: frozen_backbone((1, 8, 8), 10)),
-        Case("other parameters", lambda: network().apply(lambda layer: layer._parameters.pop("weight", None))),
+        Case("other parameters", lambda: network().apply(lambda layer: layer.register_parameter("weight", None))),
         Case("Halved has its own `loss`", method=Halved),
         Case("the training method Shaking or the task Classification may draw at random", method=Shaking),
         Case("Moon has its own `loss`", method=lambda: TRAINING_METHODS["moon"](mu=1.0)),
