@@ -125,21 +125,21 @@ class Evaluator:
             raise ConfigError(f"{self._model_key}: its loss after one training step is not finite; {too_great}")
         self._check_score(score, "after one training step")
         trainer.restore(trainer.state())
-        return self._doubt(trainer.model, sample)
+        return self._doubt(trainer, sample)
 
-    def _doubt(self, trained: nn.Module, sample: Examples) -> str:
+    def _doubt(self, trainer: TorchTrainer, sample: Examples) -> str:
         """A sentence if a client's trained model has another loss than its values in the evaluator's model, if any.
 
         Or one if this model has another loss for the examples in reverse, although it draws nothing at random, or if
         the task has parameters of its own, such as the centres of classes.
         """
-        held = (self._task, *getattr(self._task, "__dict__", {}).values())
+        held = (trainer.task, *getattr(trainer.task, "__dict__", {}).values())
         layers = (part for part in held if isinstance(part, nn.Module))
         if any(parameter.grad is not None for layer in layers for parameter in layer.parameters()):
-            task = type(self._task).__name__
+            task = type(trainer.task).__name__
             return f"{self._data_key}: {task} has parameters, which nothing trains; hold them in the model"
         losses, own, batch = [], self._model, sample.take(slice(self._at_once))
-        for self._model, seed, step in ((trained, 0, 1), (own, 0, 1), (own, 1, 1), (own, 0, -1)):
+        for self._model, seed, step in ((trainer.model, 0, 1), (own, 0, 1), (own, 1, 1), (own, 0, -1)):
             self._model.eval()
             with self._random_layers.seeded(seed):
                 losses.append(self._rate(batch.take(slice(None, None, step)))[1])
