@@ -130,7 +130,8 @@ def _take_part(experiment: Experiment, notice: Path, rank: int, tasks: int) -> N
     refusals = list[tuple[str, Failed]]()
     try:
         for number, client_ids in enumerate(processes_of(links, experiment.per_process_of(len(links)))):
-            name, own = f"pausefl-{client_ids[0]}", replace(plan, process=number)
+            # Tasks may share a machine: each begins with another GPU.
+            name, own = f"pausefl-{client_ids[0]}", replace(plan, process=rank - 1 + number)
             ours, theirs = multiprocessing.Pipe(duplex=False)
             # The folder is shared, but ledgers are held exclusively: locks are enough.
             arguments = own, client_ids, address, folder, theirs

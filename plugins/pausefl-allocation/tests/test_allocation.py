@@ -84,18 +84,18 @@ def test_a_task_that_cannot_take_part_says_why(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork beside threads
-def test_a_task_hears_its_clients_to_the_end_however_much_they_say(
+def test_a_task_begins_with_a_gpu_of_its_own_and_hears_its_clients_to_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refusing(name: str, _: object, *arguments: Any, needs_torch: bool) -> Any:
-        said = [*([Notice("a reason" * 99)] * 99), Failed(f"torch = {needs_torch}", True)]
+    def refusing(name: str, _: object, plan: Any, *arguments: Any, needs_torch: bool) -> Any:
+        said = [*([Notice("a reason" * 99)] * 99), Failed(f"torch = {needs_torch}, {plan.process}", True)]
         return multiprocessing.get_context("fork").Process(target=lambda: [*map(arguments[-1].send, said)], name=name)
 
     monkeypatch.setattr("pausefl.runtime.forks.forked_client", refusing)
     with socket.create_server(("127.0.0.1", 0)) as serving:
         (tmp_path / "server-0-0-0").write_text("127.0.0.1:{1}".format(*serving.getsockname()), "utf-8")
-        task = "allocation", synthetic(tmp_path), "--shared", tmp_path, "--rank=1", "--ranks=2"
-        assert complaint(capsys, *task) == "pausefl-client-000: torch = False"
+        task = "allocation", synthetic(tmp_path, clients=2, m=1), "--shared", tmp_path, "--rank=2", "--ranks=3"
+        assert complaint(capsys, *task) == "pausefl-client-001: torch = False, 1"
 
 
 def test_a_client_ends_where_its_server_ended_before_it_listened(
