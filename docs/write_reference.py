@@ -34,6 +34,7 @@ from pausefl_client.registries import TRAINING_METHODS
 from pausefl_process.events import EVENT_TYPES
 from pausefl_process.registry import Registry
 from pausefl_server.clients import ClientTable
+from pausefl_server.model.staleness import STALENESS_RULES
 from pausefl_server.records import Miss
 from pausefl_server.selection import (
     POLICIES,
@@ -70,17 +71,21 @@ _PARTITIONS = """`workload.partition` takes a table with one of these kinds.
 [More on partitions](../partitions.md)."""
 _TRAINING = """`workload.training` takes a table with one of these kinds.
 [More on training methods](../training.md)."""
+_STALENESS = """`asynchronous.staleness` takes a table with one of these kinds.
+[More on steps without rounds](../asynchronous.md)."""
 _DRIFTS = """`clients.groups.NAME.drift` takes a table with one of these kinds. Only `pausefl simulate` reads it."""
 _POLICIES = """The parameters of policy NAME stand in `[selection.NAME]`. [More on policies](../selection.md)."""
 
-_KINDS: tuple[tuple[str, str, Registry], ...] = (
+KINDS: tuple[tuple[str, str, Registry], ...] = (
     ("Delay laws", _LAWS, EXCHANGE_DELAYS),
     ("Behaviours", _BEHAVIOURS, BEHAVIOURS),
     ("Availability", _AVAILABILITY, AVAILABILITIES),
     ("Partitions", _PARTITIONS, PARTITIONERS),
     ("Training methods", _TRAINING, TRAINING_METHODS),
+    ("Staleness rules", _STALENESS, STALENESS_RULES),
     ("Drifts in simulations", _DRIFTS, DRIFTS),
 )
+"""The kinds of tables whose keys have a section of their own, each with its title and first words. Policies do, too."""
 
 
 _API = """# Python API reference
@@ -264,7 +269,7 @@ def _sentence(text: str | None) -> str:
 def configuration() -> str:
     """The page of configuration keys."""
     return "\n".join(
-        (_CONFIGURATION, *_tables(), *_policies(), *(line for part in _KINDS for line in _kinds(*part)), "")
+        (_CONFIGURATION, *_tables(), *_policies(), *(line for part in KINDS for line in _kinds(*part)), "")
     )
 
 

@@ -11,21 +11,15 @@ import matplotlib.image
 import pytest
 
 from docs.key_types import tables, type_in_words
-from docs.write_reference import pages
+from docs.write_reference import KINDS, pages
 from docs.write_results import results_page
 from pausefl import cli
-from pausefl.experiment.delays.laws import EXCHANGE_DELAYS
 from pausefl.experiment.experiment import load_experiment, parse_experiment
 from pausefl.experiment.in_force import in_force, listing
-from pausefl.experiment.population.availability import AVAILABILITIES
-from pausefl.experiment.population.behaviours import BEHAVIOURS
-from pausefl.experiment.population.simulated_drifts import DRIFTS
 from pausefl.experiment.reference import Key, keys_of, sentence_of
 from pausefl.experiment.server_records import selected_policy
 from pausefl.experiment.toml_source import preset_names
 from pausefl.results.report.style import rendered
-from pausefl_client.data.partition import PARTITIONERS
-from pausefl_client.registries import TRAINING_METHODS
 from pausefl_reproduce.figure import draw_reproduction
 from pausefl_server.selection import POLICIES
 from rigs.experiments import links_of
@@ -34,12 +28,12 @@ from rigs.places import ROOT, script
 DOCS = ROOT / "docs"
 RECORDS = [
     *((table.header, table.record) for table in tables()),
-    *((f"{kinds}.{name}", make)
-      for kinds, makers in (("law", EXCHANGE_DELAYS), ("behaviour", BEHAVIOURS), ("availability", AVAILABILITIES),
-                            ("drift", DRIFTS), ("partition", PARTITIONERS), ("training", TRAINING_METHODS),
-                            ("policy", POLICIES))
-      for name, make in makers.items()),
-]  # fmt: skip
+    *(
+        (f"{registry.kind}.{name}", make)
+        for registry in (POLICIES, *(registry for _, _, registry in KINDS))
+        for name, make in registry.items()
+    ),
+]
 RICH = """
 [clients.groups.old]
 count = 6
@@ -88,11 +82,11 @@ def test_every_table_and_key_says_what_it_is_and_a_number_has_bounds_unless_its_
     assert [name for name, key in found if not type_in_words(key.annotation) or not key.sentence.endswith(".")] == []
     number = r"(number|integer)s?\b(?! [≥><])"
     unbounded = {name for name, key in keys() if re.search(number, type_in_words(key.annotation))}
-    any_will_do = {f"law.{key}" for key in ("constant.value_s", "normal.mean_s", "day.phase_rounds")}
-    any_will_do |= {"behaviour.scaled-update.factor"}
-    ascending = {"law.schedule.rounds", "law.drift.rounds", "law.outage.windows"}
-    prices = {f"policy.{name}.rho" for name in ("pause", "pause-brute", "sa-pause", "genie")}
-    assert unbounded == any_will_do | ascending | prices | {"policy.sa-pause.time_cap_s"}
+    any_will_do = {f"delays.{key}" for key in ("constant.value_s", "normal.mean_s", "day.phase_rounds")}
+    any_will_do |= {"behaviours.scaled-update.factor"}
+    ascending = {"delays.schedule.rounds", "delays.drift.rounds", "delays.outage.windows"}
+    prices = {f"policies.{name}.rho" for name in ("pause", "pause-brute", "sa-pause", "genie")}
+    assert unbounded == any_will_do | ascending | prices | {"policies.sa-pause.time_cap_s"}
 
 
 @pytest.mark.parametrize("name", [*preset_names(), "rich"])
