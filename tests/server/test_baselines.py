@@ -18,8 +18,8 @@ from pausefl_server.selection.policies.baselines import Clustered, Fastest, PowD
 from pausefl_server.selection.policies.oort import Oort, scaled_utility
 from pausefl_server.selection.policies.pisces import Pisces, Seen, is_outlier
 from pausefl_server.selection.policies.pns import Pns, optimal_subset
-from pausefl_server.selection.policies.tifl import Tifl, quantile_tiers
-from pausefl_server.selection.terms import losses
+from pausefl_server.selection.policies.tifl import Tifl
+from pausefl_server.selection.terms import losses, quantile_tiers
 from rigs.policies import IDS, M, Play, context_of, true_mean_s
 
 

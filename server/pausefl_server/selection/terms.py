@@ -1,4 +1,4 @@
-"""The terms that policies combine, computed from the client table: g_k, p_k and the index ucb_k of PAUSE, and losses.
+"""The terms that policies combine, from the client table: g_k, p_k and the index ucb_k of PAUSE, losses, and tiers.
 
 Arrays are (n,): an entry for each of n clients. `rows`, int64, are their table rows. Terms are float64.
 """
@@ -8,7 +8,11 @@ import math
 import numpy as np
 
 from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_server.clients import ClientTable
 from pausefl_server.selection.base import Context
+
+NO_TIER = -1
+"""What stands in place of a tier for a client that is in none."""
 
 
 def rows_in_tie_order(context: Context) -> IntArray:
@@ -67,3 +71,18 @@ def upper_confidence(mean: FloatArray, count: FloatArray, rounds: float, m: int,
     index = np.full(len(count), np.inf)
     index[seen] = zeta * mean[seen] + width / np.sqrt(count[seen])
     return index
+
+
+def quantile_tiers(table: ClientTable, count: int) -> IntArray:
+    """(K,), the tier of each row. Clients with budget left are sorted by latency and cut into `count` equal parts.
+
+    The parts' sizes differ by one at most. A latency is the harmonic mean of a client's measurements, which misses
+    lengthen. It is infinite before the first answer.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        latency_s = np.nan_to_num(table.measured / table.inverse_latency_sum, nan=math.inf, posinf=math.inf)
+    left = np.flatnonzero(~table.retired)
+    ordered = left[np.lexsort((table.tie_key[left], latency_s[left]))]
+    tiers = np.full(len(table), NO_TIER, np.int64)
+    tiers[ordered] = np.arange(len(ordered)) * count // max(1, len(ordered))
+    return tiers

@@ -9,8 +9,7 @@ from pausefl_proto.number_types import Count
 from pausefl_server.clients import ClientTable, grown
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.observed import PolicyRound
-from pausefl_server.selection.policies.tifl import quantile_tiers
-from pausefl_server.selection.terms import rows_in_tie_order
+from pausefl_server.selection.terms import quantile_tiers, rows_in_tie_order
 
 
 @dataclass(frozen=True)

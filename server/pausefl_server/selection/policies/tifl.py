@@ -11,9 +11,7 @@ from pausefl_proto.number_types import Count
 from pausefl_server.clients import ClientTable, grown
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.observed import PolicyRound
-from pausefl_server.selection.terms import rows_in_tie_order
-
-_NO_TIER = -1
+from pausefl_server.selection.terms import NO_TIER, quantile_tiers, rows_in_tie_order
 
 
 @dataclass(frozen=True)
@@ -64,9 +62,9 @@ class Tifl(Policy):
     def observe(self, state: Tiers, record: PolicyRound, table: ClientTable) -> Tiers:
         """Charge the tier that played a credit. When it is time, form the tiers anew and weight them."""
         rows = table.rows(record.chosen)
-        played = grown(state.of_row, len(table), _NO_TIER)[rows]
+        played = grown(state.of_row, len(table), NO_TIER)[rows]
         tier = int(played[0])
-        is_drawn = tier != _NO_TIER and bool((played == tier).all()) and not (table.chosen[rows] == 1).any()
+        is_drawn = tier != NO_TIER and bool((played == tier).all()) and not (table.chosen[rows] == 1).any()
         if is_drawn:
             left = state.credits.copy() if state.credits[tier] else np.full(self.tiers, self.credits)
             left[tier] -= 1
@@ -84,7 +82,7 @@ class Tifl(Policy):
             seen = rows[context.table.chosen[rows] > 0]
             others = context.rng.choice(seen, max(0, m - len(unseen)), replace=False)
             return Selection(np.sort(np.concatenate((unseen[:m], others))))
-        tier_of = grown(state.of_row, len(context.table), _NO_TIER)[rows]
+        tier_of = grown(state.of_row, len(context.table), NO_TIER)[rows]
         clients = np.bincount(tier_of[tier_of >= 0], minlength=self.tiers)
         can_play = clients >= self.m
         if not can_play.any():
@@ -110,18 +108,3 @@ class Tifl(Policy):
         weight = np.empty(self.tiers)
         weight[greatest_first] = np.maximum(np.arange(count, count - self.tiers, -1), 1)
         return replace(formed, weight=weight)
-
-
-def quantile_tiers(table: ClientTable, count: int) -> IntArray:
-    """(K,), the tier of each row. Clients with budget left are sorted by latency and cut into `count` equal parts.
-
-    The parts' sizes differ by one at most. A latency is the harmonic mean of a client's measurements, which misses
-    lengthen. It is infinite before the first answer.
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        latency_s = np.nan_to_num(table.measured / table.inverse_latency_sum, nan=math.inf, posinf=math.inf)
-    left = np.flatnonzero(~table.retired)
-    ordered = left[np.lexsort((table.tie_key[left], latency_s[left]))]
-    tiers = np.full(len(table), _NO_TIER, np.int64)
-    tiers[ordered] = np.arange(len(ordered)) * count // max(1, len(ordered))
-    return tiers
