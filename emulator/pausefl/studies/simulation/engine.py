@@ -207,7 +207,7 @@ def simulate_fast(policy: Policy, setting: Setting, rounds: int) -> SimulationRe
             ordered_s = np.ascontiguousarray(latency_s[:, order])
             picks = np.sort(place[np.array([*islice(ahead, len(latency_s))])], axis=1)
             known = t, ordered_s, picks, isinstance(policy, Ucb), share, mu, setting.tau_min_s, policy.m
-            kernel.play(*known, *weights, chosen, released, inverse_s, gained)
+            kernel.play(*known, weights, chosen, released, inverse_s, gained)
             t += len(latency_s)
             spent = budget.spent(int(released.max())) if budget else 0.0
             curves.add(t - 1, gained, spent)

@@ -45,12 +45,7 @@ def play(
     mu: FloatArray,
     tau_min_s: float,
     m: int,
-    alpha: float,
-    gamma: float,
-    beta: float,
-    zeta: float,
-    epsilon: float,
-    eta: float,
+    weights: tuple[float, float, float, float, float, float],
     chosen: IntArray,
     released: IntArray,
     inverse_s: FloatArray,
@@ -61,8 +56,10 @@ def play(
     ahead, (n, number of clients), are the rounds' choices, each ascending; (n, 0): they are made here, see `pick`.
     chosen and released, (K,), and inverse_s = Σ min(1/τ, 1/τ_min), (K,), are updated in place. gained, (n, 4), receives
     for each round the regret in realised reward (eq. (15)), the regret in the genie's objective (eq. (10)), the reward
-    and the round's latency; the first three are NaN if not m clients are chosen. eta is 0 in a run without privacy.
+    and the round's latency; the first three are NaN if not m clients are chosen. weights are α, γ, β, ζ, ε̄ and η, which
+    is 0 in a run without privacy.
     """
+    alpha, gamma, beta, zeta, epsilon, eta = weights
     n, k = latency_s.shape
     for i in range(n):
         t = first_round + i
