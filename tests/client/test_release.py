@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pausefl_client.privacy.ledger import KEPT_BYTES_MAX, Ledger, Life, ReleaseKey, verified_spend
-from pausefl_client.privacy.mechanism import ExactLaplace, Mechanism, NumpyLaplace, entropy_rng
+from pausefl_client.privacy.mechanism import Mechanism, NumpyLaplace, entropy_rng
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_proto.budget import Budget
-from pausefl_proto.errors import BudgetError, ConfigError, LedgerError, PauseflError
+from pausefl_proto.errors import BudgetError, LedgerError, PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import digest, unpack
 from rigs.databases import full_disk
@@ -140,12 +140,6 @@ async def test_what_the_disk_does_not_take_is_not_sent(tmp_path: Path) -> None:
         assert (result.status, result.reason) == (pb.STATUS_FAILED, "its ledger takes no release; its own log says why")
         result, _ = await stream.ask(rig.model, 3, SCHEDULE)
         assert result.release.participation == 2
-
-
-def test_a_missing_exact_sampler_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "opendp.prelude", None)
-    with pytest.raises(ConfigError, match=r'privacy\.sampler = "opendp": needs the extra'):
-        ExactLaplace()
 
 
 LIFE_BUDGET = Budget(10.0, 0.5)
