@@ -29,10 +29,15 @@ _ROUNDING = 1e-9
 _EXAMPLES_TIMES_MEDIAN = 5
 
 
-def _column(dtype: type[Any], first: Any) -> Any:
+def column(dtype: type[Any], first: Any) -> Any:
     """A field that holds a column, one row per client; `first` is a new client's value."""
     row = np.array(first, dtype)
     return field(default_factory=lambda: np.empty((0, *row.shape), dtype), metadata={"row": row})
+
+
+def first_values(table: type[Any]) -> dict[str, NDArray[Any]]:
+    """Name of a column of a dataclass -> a new client's value."""
+    return {each.name: each.metadata["row"] for each in fields(table) if each.metadata}
 
 
 def grown(column: NDArray[_Scalar], length: int, first: Any = 0) -> NDArray[_Scalar]:
@@ -62,52 +67,52 @@ class ClientTable:
     """The row of each client id."""
     estimated_tau_min_s: float = np.inf
     """τ_min estimated from the latencies seen, for τ_min = "auto"."""
-    n_examples: IntArray = _column(np.int64, 0)
+    n_examples: IntArray = column(np.int64, 0)
     """|D_k| as the run counts it: the number that the client states, up to the cap."""
-    stated_examples: IntArray = _column(np.int64, 0)
+    stated_examples: IntArray = column(np.int64, 0)
     """|D_k| as the client states it."""
-    joined_round: IntArray = _column(np.int64, 1)
+    joined_round: IntArray = column(np.int64, 1)
     """The first round whose selection knew the client: 1 for clients that joined at the start."""
-    jobs_before: IntArray = _column(np.int64, 0)
+    jobs_before: IntArray = column(np.int64, 0)
     """How many jobs had been given to all clients together when this client joined."""
-    chosen: IntArray = _column(np.int64, 0)
+    chosen: IntArray = column(np.int64, 0)
     """How often the client was chosen, also in failed attempts at rounds. A client drawn twice counts twice."""
-    measured: IntArray = _column(np.int64, 0)
+    measured: IntArray = column(np.int64, 0)
     """How many rounds measured the client's latency: those it answered and those it missed. Rounds that a stop or a
     sleep touched (`teaches` is False) count neither here nor in the columns about misses and latencies."""
-    untaught: IntArray = _column(np.int64, 0)
+    untaught: IntArray = column(np.int64, 0)
     """How many of the client's answers are not measured, because a stop or a sleep touched them."""
-    missed: IntArray = _column(np.int64, 0)
+    missed: IntArray = column(np.int64, 0)
     """How many of the measured rounds were misses."""
-    misses_in_a_row: IntArray = _column(np.int64, 0)
+    misses_in_a_row: IntArray = column(np.int64, 0)
     """Misses since the client's last answer. Misses of kind "unneeded" do not count."""
-    last_missed_round: IntArray = _column(np.int64, 0)
+    last_missed_round: IntArray = column(np.int64, 0)
     """The round of the last of these misses; 0 before the first."""
-    clamped: IntArray = _column(np.int64, 0)
+    clamped: IntArray = column(np.int64, 0)
     """How many latencies were below τ_min by more than rounding, so that their reward τ_min/τ was clamped at 1."""
-    released: IntArray = _column(np.int64, 0)
+    released: IntArray = column(np.int64, 0)
     """How many private releases the client has made: as it said last, or as is proven."""
-    proven: IntArray = _column(np.int64, 0)
+    proven: IntArray = column(np.int64, 0)
     """i of the last release that is proven: the hello of a client that did not prove its identity is no proof."""
-    used: IntArray = _column(np.int64, 0)
+    used: IntArray = column(np.int64, 0)
     """i of the last release whose update was used."""
-    inverse_latency_sum: FloatArray = _column(np.float64, 0.0)
+    inverse_latency_sum: FloatArray = column(np.float64, 0.0)
     """Σ min(1/τ, 1/τ_min) over the client's answers; a miss adds 0. The table keeps no mean latency."""
-    censored_inverse_sum: FloatArray = _column(np.float64, 0.0)
+    censored_inverse_sum: FloatArray = column(np.float64, 0.0)
     """Σ min(1/d, 1/τ_min) over the client's misses, where d is the censored latency."""
-    least_latency_s: FloatArray = _column(np.float64, np.inf)
+    least_latency_s: FloatArray = column(np.float64, np.inf)
     """The client's own least latency."""
-    recent_round_trips_s: FloatArray = _column(np.float64, np.full(_RECENT, np.nan))
+    recent_round_trips_s: FloatArray = column(np.float64, np.full(_RECENT, np.nan))
     """(K, 16) each client's last round trips in no particular order, NaN if there were fewer; policies never see it."""
-    epsilon_spent: FloatArray = _column(np.float64, 0.0)
+    epsilon_spent: FloatArray = column(np.float64, 0.0)
     """The ε that the client has spent."""
-    last_loss: FloatArray = _column(np.float64, np.nan)
+    last_loss: FloatArray = column(np.float64, np.nan)
     """The training loss that the client disclosed last; NaN if it disclosed none."""
-    connected: BoolArray = _column(np.bool_, False)
+    connected: BoolArray = column(np.bool_, False)
     """Whether the client is connected."""
-    retired: BoolArray = _column(np.bool_, False)
+    retired: BoolArray = column(np.bool_, False)
     """Whether the client is never asked again: its budget is used up, or its next ε lies below the floor."""
-    tie_key: IntArray = _column(np.int64, 0)
+    tie_key: IntArray = column(np.int64, 0)
     """A seeded hash of the id, which breaks ties."""
     label_counts: dict[int, FloatArray] = field(default_factory=dict)
     """Examples per label, by row, of the clients that disclose them (statistics "label_0", "label_1", ...)."""
@@ -267,7 +272,4 @@ def only_labels(statistics: Mapping[str, float]) -> dict[str, float]:
     return {n: value for n, value in statistics.items() if n.startswith("label_") and n[len("label_") :].isdecimal()}
 
 
-# Name of the column -> a new client's value.
-_COLUMNS: dict[str, NDArray[Any]] = {
-    column.name: column.metadata["row"] for column in fields(ClientTable) if column.metadata
-}
+_COLUMNS = first_values(ClientTable)

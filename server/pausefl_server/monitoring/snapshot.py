@@ -9,12 +9,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray, are_greatest
-from pausefl_server.clients import ClientTable, grown
+from pausefl_server.clients import ClientTable, column, first_values, grown
 from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, RoundRecord
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
@@ -92,14 +91,7 @@ class Curve:
         return Curve(points, stride, self.added + 1)
 
 
-def _column(dtype: type[Any]) -> Any:
-    """A field that holds a column, which is empty at first."""
-    return field(default_factory=lambda: np.empty(0, dtype))
-
-
 _OF_THE_TABLE = ("chosen", "released", "epsilon_spent", "connected", "retired")
-_OWN = {"bytes_down": 0, "bytes_up": 0, "at_work_s": 0.0, "round_trip_s": np.nan, "latency_s": np.nan, "ping_s": np.nan}
-"""The other columns, each with a new client's value."""
 _OF_THE_STATE = (
     "total_latency_s",
     "measured_latency_s",
@@ -115,25 +107,26 @@ class Clients:
     """Columns with one entry per client, in the order of the client table, after the last round or attempt at one."""
 
     ids: tuple[str, ...] = ()
-    chosen: IntArray = _column(np.int64)
-    released: IntArray = _column(np.int64)
-    epsilon_spent: FloatArray = _column(np.float64)
-    connected: BoolArray = _column(np.bool_)
-    retired: BoolArray = _column(np.bool_)
-    bytes_down: IntArray = _column(np.int64)
-    bytes_up: IntArray = _column(np.int64)
-    at_work_s: FloatArray = _column(np.float64)
+    chosen: IntArray = column(np.int64, 0)
+    released: IntArray = column(np.int64, 0)
+    epsilon_spent: FloatArray = column(np.float64, 0.0)
+    connected: BoolArray = column(np.bool_, False)
+    retired: BoolArray = column(np.bool_, False)
+    bytes_down: IntArray = column(np.int64, 0)
+    bytes_up: IntArray = column(np.int64, 0)
+    at_work_s: FloatArray = column(np.float64, 0.0)
     """Elapsed time that the client had jobs, for jobs that have ended."""
-    round_trip_s: FloatArray = _column(np.float64)
+    round_trip_s: FloatArray = column(np.float64, np.nan)
     """The client's last measured round trip. As in the next two columns, NaN if nothing was measured."""
-    latency_s: FloatArray = _column(np.float64)
-    ping_s: FloatArray = _column(np.float64)
+    latency_s: FloatArray = column(np.float64, np.nan)
+    ping_s: FloatArray = column(np.float64, np.nan)
 
     def after_round(self, table: ClientTable, observations: Sequence[Observation], misses: Sequence[Miss]) -> "Clients":
         """The columns after a round, whose record `table` already includes. The table only appends rows."""
-        own = {name: grown(getattr(self, name), len(table), first) for name, first in _OWN.items()}
+        ids = tuple(table.ids) if len(table) > len(self.ids) else self.ids
         of_table = {name: getattr(table, name).copy() for name in _OF_THE_TABLE}
-        after = replace(self, ids=tuple(table.ids) if len(table) > len(self.ids) else self.ids, **of_table, **own)
+        own = {name: grown(getattr(self, name), len(table), first) for name, first in _OWN.items()}
+        after = replace(self, ids=ids, **of_table, **own)
         if observations:
             rows = table.rows(o.client_id for o in observations)
             np.add.at(after.bytes_down, rows, [o.bytes_down for o in observations])
@@ -152,9 +145,12 @@ class Clients:
 
     def pinged(self, row: int, ping_s: float) -> "Clients":
         """The columns after a client's answer to a ping."""
-        column = self.ping_s.copy()
-        column[row] = ping_s
-        return replace(self, ping_s=column)
+        pings_s = self.ping_s.copy()
+        pings_s[row] = ping_s
+        return replace(self, ping_s=pings_s)
+
+
+_OWN = {name: first for name, first in first_values(Clients).items() if name not in _OF_THE_TABLE}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
