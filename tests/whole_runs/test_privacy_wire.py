@@ -152,7 +152,7 @@ def test_every_value_that_crosses_is_clipped_and_noised_at_the_charged_epsilon(t
 def test_nothing_but_what_is_listed_leaves_a_client(tapped: Tapped) -> None:
     _, wiretap, run_dir = tapped
     sent = set().union(*(fields(message) for stream in wiretap.streams for message, _ in stream.up))
-    assert sent <= ALLOWED
+    assert sent - ALLOWED == set(), "name it in docs/privacy.md and DISCLOSURES of the report before it is allowed here"
     assert {"result.update.digest", "result.release.epsilon", "hello.n_examples"} <= sent
     summary = summary_of(run_dir)
     assert (summary["private"], summary["disclosed"]) == (True, ["n_examples", "device_times", "host_load", "answers"])
