@@ -110,16 +110,20 @@ def families(values: FloatArray, bounds: FloatArray | None = None) -> list[Famil
 
     log_mean, log_sd = map(float, stats.norm.fit(known(np.log)))
     normal = stats.norm(*stats.norm.fit(known(np.asarray)))
-    gamma, weibull = (law(*law.fit(known(np.asarray), floc=0)) for law in (stats.gamma, stats.weibull_min))
+    gamma_shape, _, gamma_scale_s = map(float, stats.gamma.fit(known(np.asarray), floc=0))
+    weibull_shape, _, weibull_scale_s = map(float, stats.weibull_min.fit(known(np.asarray), floc=0))
+    gamma = stats.gamma(gamma_shape, scale=gamma_scale_s)
+    weibull = stats.weibull_min(weibull_shape, scale=weibull_scale_s)
     least, mean = float(values.min()), float(values.sum() + bounds.sum()) / len(values)
     log_excess = np.log(values / least).sum() + np.log(bounds / least).clip(0.0).sum()
     pareto_shape = len(values) / float(log_excess)
+    # A table, its number of parameters, and the same law as scipy has it.
     found: list[tuple[LawTable, int, Any]] = [
         (_law("normal", mean_s=normal.mean(), sd_s=normal.std(), floor_s=least), 2, normal),
         (lognormal_law(log_mean, log_sd), 2, stats.lognorm(log_sd, scale=np.exp(log_mean))),
         (_law("exponential", mean_s=mean), 1, stats.expon(scale=mean)),
-        (_law("gamma", mean_s=gamma.mean(), shape=gamma.args[0]), 2, gamma),
-        (_law("weibull", scale_s=weibull.args[2], shape=weibull.args[0]), 2, weibull),
+        (_law("gamma", mean_s=gamma.mean(), shape=gamma_shape), 2, gamma),
+        (_law("weibull", scale_s=weibull_scale_s, shape=weibull_shape), 2, weibull),
         (_law("pareto", minimum_s=least, shape=pareto_shape), 2, stats.pareto(pareto_shape, scale=least)),
     ]
     fitted = [

@@ -50,7 +50,8 @@ def free_places(
     is_last = step >= settings.rounds or too_few_left(state, steps.buffer, retiring) != ""
     count = (min(steps.concurrency, lacks) if is_last else steps.concurrency) - len(at_work)
     if (tiers := state.policy.tiers_of(state.policy_state, state.table)) is not None:
-        count, rows = min(count, steps.buffer), rows[~np.isin(tiers[rows], tiers[at_work])]
+        count = min(count, steps.buffer)
+        rows = rows[~np.isin(tiers[rows], tiers[at_work])]
         rows = rows[tiers[rows] == tiers[rows].min(initial=len(tiers))]
     return FreePlaces(count, rows, jobs) if count > 0 and rows.size else None
 

@@ -224,7 +224,7 @@ class Coordinator(Actor[_Message]):
         """
         table, members = self.state.table, self._members
         taken = {*step.due, *step.updates, *step.misses, *step.chosen, *self._pending.retired()}
-        idle = [row for row in table.eligible().tolist() if (c := table.ids[row]) not in taken and c in members]
+        idle = [row for row in table.eligible().tolist() if table.ids[row] in members and table.ids[row] not in taken]
         at_work, answered = table.rows(step.due), table.rows(step.updates).tolist()
         lacks, jobs = step.needed - len(answered), int(table.chosen.sum()) + len(step.chosen)
         return free_places(self._settings, self.state, step.number, idle, at_work, lacks, answered, jobs)

@@ -83,9 +83,7 @@ class LawReader:
     rng_for: Callable[[str], np.random.Generator]
     """key -> the generator for values that are drawn once per client for that key."""
     alike: dict[str, Any] = field(default_factory=dict)
-    """Records by key, shared by all readers of an experiment: records that are the same for every client, once checked.
-    """
-
+    """Records by key that are the same for every client, once checked. All readers of an experiment share them."""
     kinds: Registry = field(default_factory=lambda: DELAYS)
     """The kinds that a table, and the tables within it, may name."""
 

@@ -181,7 +181,8 @@ class Presence:
         """The clients that join, and the clients that leave, just before this round."""
         if round > len(self.table):
             return [], []
-        now, before = self.table[round - 1], self.table[round - 2] if round > 1 else np.zeros_like(self.table[0])
+        now = self.table[round - 1]
+        before = self.table[round - 2] if round > 1 else np.zeros_like(now)
         come, gone = now & ~before, before & ~now
         return [self.client_ids[k] for k in np.flatnonzero(come)], [self.client_ids[k] for k in np.flatnonzero(gone)]
 

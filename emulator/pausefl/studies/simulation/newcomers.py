@@ -186,11 +186,11 @@ def _drawn(law: DriftLaw, rng: np.random.Generator, n: int) -> FloatArray:
 
 def _refuse_contradiction(insertion: Insertion) -> None:
     """Raise ConfigError if an irrelevant newcomer's chance is not below the critical one's: regret could then fall."""
-    critical = insertion.critical
-    if critical is None:
+    if (critical := insertion.critical) is None:
         return
     irrelevant = int(np.where(insertion.relevant, -np.inf, insertion.small).argmax())
-    (name, chance), (other, least) = ((insertion.client_ids[i], insertion.small[i]) for i in (irrelevant, critical))
+    name, chance = insertion.client_ids[irrelevant], insertion.small[irrelevant]
+    other, least = insertion.client_ids[critical], insertion.small[critical]
     if chance >= least:
         raise ConfigError(
             "clients.groups: these drift laws do not tell relevant from irrelevant newcomers: drifts of"

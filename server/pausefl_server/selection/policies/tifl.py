@@ -70,8 +70,9 @@ class Tifl(Policy):
             left[tier] -= 1
             state = replace(state, credits=left)
         is_profiled = state.formed or (table.chosen[table.eligible()] > 0).all()
-        is_due = is_profiled and (not state.formed or record.round >= state.formed + self.interval)
-        return self._formed(state, record.round, table, tier if is_drawn else None) if is_due else state
+        if is_profiled and (not state.formed or record.round >= state.formed + self.interval):
+            return self._formed(state, record.round, table, tier if is_drawn else None)
+        return state
 
     def select(self, state: Tiers, context: Context) -> Selection:
         """Unseen clients, or m of one tier."""

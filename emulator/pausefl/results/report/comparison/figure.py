@@ -75,11 +75,11 @@ def draw_comparison(runs: Runs, split: Split, privacy: PrivacyFigures | None, co
     """A figure of all policies, with the spread over seeds. Panels for which no run has data are left out."""
     looks = looks_of(runs)
     evaluated = evaluated_runs(runs, split)
-    n_seeds = max(map(len, runs.values()))
     beside = ["leakage", "total"] if privacy else ["total"]
     mosaic: list[Any] = [["accuracy", panel] for panel in beside] if evaluated else [beside]
-    size = 10.4 if len(mosaic[0]) > 1 else 7.2, 5.0 if evaluated else 3.4
-    figure = Figure(figsize=size, layout="constrained")
+    width = 10.4 if len(mosaic[0]) > 1 else 7.2
+    height = 5.0 if evaluated else 3.4
+    figure = Figure(figsize=(width, height), layout="constrained")
     panels = figure.subplot_mosaic(mosaic, width_ratios=(1.6, 1) if evaluated else None)
     if evaluated:
         _accuracy(panels["accuracy"], evaluated, looks, split, common_accuracy)
@@ -87,7 +87,7 @@ def draw_comparison(runs: Runs, split: Split, privacy: PrivacyFigures | None, co
         _leakage(panels["leakage"], runs, looks, privacy)
     _total(panels["total"], runs, looks)
     legend_above(figure)
-    figure.supxlabel(seeds_note(n_seeds, "band and whisker"), fontsize=9)
+    figure.supxlabel(seeds_note(max(map(len, runs.values())), "band and whisker"), fontsize=9)
     return figure
 
 
