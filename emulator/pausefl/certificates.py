@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from pausefl_process.files import replaced
 from pausefl_process.tokens import read_token, read_token_digests
 from pausefl_proto.addresses import ip_address
 from pausefl_proto.errors import ConfigError
@@ -162,9 +163,6 @@ def _is_missing(path: Path, said: list[str]) -> bool:
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """Write a file in one step. Its permissions never exceed `mode`."""
-    part = path.with_name(f"{path.name}.part")
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+    with replaced(path, mode) as file:
+        os.fchmod(file.fileno(), mode)  # the umask may have taken from it
         file.write(data)
-    part.chmod(mode)
-    part.replace(path)

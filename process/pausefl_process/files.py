@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -65,15 +66,16 @@ def write_durably(path: Path, data: bytes | str) -> None:
 
 
 @contextmanager
-def replaced(path: Path) -> Iterator[BinaryIO]:
+def replaced(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Opens a file that replaces the one at `path` once the block is done. After an error, the old file is still there.
 
     The data reach the disk before the name does (temporary file, fdatasync, rename, fsync of the folder). So a crash at
-    any instant leaves either the old file or the new one, complete. An OSError names `path`.
+    any instant leaves either the old file or the new one, complete. The new one's permissions never exceed `mode`. An
+    OSError names `path`.
     """
     fresh = path.with_name(f".{path.name}.new")
     try:
-        with fresh.open("wb") as file:
+        with open(fresh, "wb", opener=partial(os.open, mode=mode)) as file:
             yield file
             file.flush()
             sync_data(file.fileno())
