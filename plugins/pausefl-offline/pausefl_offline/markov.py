@@ -32,10 +32,8 @@ class _TwoStates:
 
     def steps(self, gaps: IntArray) -> FloatArray:
         """(n, 2, 2) the transition probabilities between the states over each number of rounds in `gaps`, (n,)."""
-        bad = self.to_bad / (self.to_bad + self.to_good)
         kept = (1 - self.to_bad - self.to_good) ** gaps
-        share = np.array([1 - bad, bad])
-        moves: FloatArray = share + kept[:, None, None] * (np.eye(2) - share)
+        moves: FloatArray = self.start + kept[:, None, None] * (np.eye(2) - self.start)
         return moves
 
     @property
