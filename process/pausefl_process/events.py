@@ -257,7 +257,9 @@ _ENVELOPE = {"time", "level", "run"}
 
 def level_of(event: ProgressEvent) -> str:
     """The severity of an event, as a log level: "error", "warning" or "info"."""
-    return "error" if isinstance(event, Failed) else "warning" if isinstance(event, Notice | Interrupted) else "info"
+    if isinstance(event, Failed):
+        return "error"
+    return "warning" if isinstance(event, Notice | Interrupted) else "info"
 
 
 def envelope(level: str, at_s: float) -> dict[str, str]:

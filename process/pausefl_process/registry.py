@@ -90,11 +90,12 @@ class Registry(Mapping[str, Any]):
 
     def _misfit(self, found: Any) -> str:
         """What is wrong with an imported object; or ""."""
-        if not self.base:
+        base = imported(self.base) if self.base else None
+        is_protocol = base is not None and Protocol in base.__bases__
+        if base is None or (is_protocol and not isinstance(found, type)):
             return "" if callable(found) else "is not callable"
-        base = imported(self.base)
-        if Protocol in base.__bases__:
-            return misfit(found, base) if isinstance(found, type) else "" if callable(found) else "is not callable"
+        if is_protocol:
+            return misfit(found, base)
         if not (isinstance(found, type) and issubclass(found, base)):
             return f"must be a subclass of {self.base.replace(':', '.')}"
         if isabstract(found):

@@ -137,4 +137,4 @@ def _seeds(seeds: range) -> str:
 
 
 def _short(value: Any) -> str:
-    return "–" if value is None else number(value) if isinstance(value, float) else str(value)
+    return number(value) if value is None or isinstance(value, float) else str(value)

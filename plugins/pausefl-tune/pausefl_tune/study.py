@@ -119,22 +119,22 @@ def _holds(space: BaseDistribution, value: object) -> bool:
     return isinstance(value, int | float) and space.low <= value <= space.high
 
 
+def _count(space: BaseDistribution) -> float:
+    """How many values a parameter may have."""
+    if isinstance(space, CategoricalDistribution):
+        return len(space.choices)
+    return space.high - space.low + 1 if isinstance(space, IntDistribution) else math.inf
+
+
 def _untried(study: optuna.Study, plan: TuningPlan, ended: Sequence[FrozenTrial]) -> optuna.Trial | None:
     """A trial of a setting that was not tried before. None if the space has no other.
 
     The sampler returns to settings that it has seen, in a small space most of the time. Then one is drawn at random.
     """
-    counts = [
-        len(each.choices)
-        if isinstance(each, CategoricalDistribution)
-        else each.high - each.low + 1
-        if isinstance(each, IntDistribution)
-        else math.inf
-        for each in plan.space.values()
-    ]
+    settings = math.prod(map(_count, plan.space.values()))
     samplers = optuna.samplers.TPESampler, optuna.samplers.RandomSampler
     seen, trial = [each.params for each in ended], None
-    while len(seen) < math.prod(counts):
+    while len(seen) < settings:
         # The seed differs from trial to trial, and an interruption does not change it: a resumed search must neither
         # repeat its first draws nor draw others than a search that was never interrupted.
         drawn = sum(_AGAIN not in each.user_attrs for each in _trials(study))

@@ -78,7 +78,9 @@ def _computed(held: object) -> Iterator[torch.Tensor]:
     """Yield the tensors in `held`, and in its dicts and lists, that a pass has computed."""
     if isinstance(held, torch.Tensor) and not held.is_leaf:
         yield held
-    for part in held.values() if isinstance(held, dict) else held if isinstance(held, list | tuple) else ():
+    if isinstance(held, dict):
+        held = [*held.values()]
+    for part in held if isinstance(held, list | tuple) else ():
         yield from _computed(part)
 
 
