@@ -26,14 +26,9 @@ from rigs.experiments import links_of
 from rigs.places import ROOT, script
 
 DOCS = ROOT / "docs"
-RECORDS = [
-    *((table.header, table.record) for table in tables()),
-    *(
-        (f"{registry.kind}.{name}", make)
-        for registry in (POLICIES, *(registry for _, _, registry in KINDS))
-        for name, make in registry.items()
-    ),
-]
+REGISTRIES = (POLICIES, *(registry for *_, registry in KINDS))
+RECORDS = [(table.header, table.record) for table in tables()]
+RECORDS += [(f"{each.kind}.{name}", make) for each in REGISTRIES for name, make in each.items()]
 RICH = """
 [clients.groups.old]
 count = 6

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from pausefl.runtime.run_dir import made_run_dir, refuse_clients_elsewhere, resu
 from pausefl_audit.audit import check_ledgers
 from pausefl_client.privacy.ledger import verified_spend
 from pausefl_proto.errors import ConfigError
+from pausefl_server.records import RoundRecord
+from pausefl_server.storage.store import Store
 from rigs.command import PAUSEFL, Background, command_line, is_alive, rounds_in, summary_of
 from rigs.refusals import complaint
 from rigs.waiting import wait_for
@@ -203,10 +206,18 @@ def test_an_extension_that_was_cut_short_leaves_a_readable_run(tmp_path: Path, m
         assert in_force(stored_experiment(tmp_path / "run")) == in_force(longer)
 
 
-def test_nothing_but_more_rounds_extends_a_run(tmp_path: Path) -> None:
-    begin(tmp_path / "run", experiment())
+def test_nothing_but_more_rounds_extends_a_run_and_a_refusal_takes_them_back(tmp_path: Path) -> None:
+    begin(run_dir := tmp_path / "run", experiment())
     with pytest.raises(ConfigError, match=r"experiment.rounds = 2: the run in .* goes to 3 already, give it more"):
-        begin(tmp_path / "run", experiment(rounds=2), resume=True)
+        begin(run_dir, experiment(rounds=2), resume=True)
+    longer = in_force(experiment(rounds=9))
+    with closing(Store(run_dir / "run.db")) as store:
+        store.commit_round(RoundRecord(3, 1, ()))
+        for is_idle, rounds in ((True, 3), (False, 9)):  # else a job of round 4 may be out
+            with pytest.raises(ConfigError, match="refused"), made_run_dir(longer, run_dir, resume=True):
+                store.save_late_events(4, [], is_end=is_idle)
+                raise ConfigError("refused")
+            assert stored_experiment(run_dir).experiment.rounds == rounds
 
 
 def test_the_keys_in_which_a_run_differs_are_named_and_the_configuration_is_written_once(tmp_path: Path) -> None:

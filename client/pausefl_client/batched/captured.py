@@ -28,8 +28,7 @@ def told_if_refused() -> Iterator[None]:
     except (NotStackable, RuntimeError) as error:
         if not (isinstance(error, NotStackable) or is_out_of_memory(error)):
             raise
-        reason = str(error).partition("\n")[0]
-        log.warning("steps are not captured as CUDA graphs, which is slower: %s", reason)
+        log.warning("steps are not captured as CUDA graphs, which is slower: %s", str(error).partition("\n")[0])
 
 
 class CapturedSteps:

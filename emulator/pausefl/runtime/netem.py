@@ -146,8 +146,7 @@ def enter_namespace(
 
 def _build(run_dir: Path, links: Mapping[str, tuple[Shape, Shape]], undo: ExitStack) -> str:
     """Make the bridge and all links; returns the server's address."""
-    pyroute2 = _pyroute2()
-    ip = undo.enter_context(pyroute2.IPRoute())
+    ip = undo.enter_context(_pyroute2().IPRoute())
     bridge = _digest(run_dir)
     _remove_left_over(ip, bridge)
     subnet = _free_subnet(ip)

@@ -25,7 +25,7 @@ from pausefl_process.files import Lock, locked, prepare_folder, write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.excerpts import excerpts
 from pausefl_server.storage.seals import check_version
-from pausefl_server.storage.store import Store
+from pausefl_server.storage.store import SERVER_PHASE, ServerPhase, Store
 
 # Everything that a run's processes and observers write there before its first round, in the order of removal.
 # The log (run.db) goes last: without it, the other files would look like a run that has lost its log.
@@ -97,16 +97,17 @@ def remove_unused(folder: Path) -> None:
 def made_run_dir(tables: Tables, run_dir: Path, *, resume: bool = False) -> Iterator[Lock]:
     """Prepare a directory for a new run or, with `resume`, for the run it holds, if any. Yields its lock for the block.
 
-    `tables` are those of the run's experiment, with every value in force.
-    ConfigError if another process uses it, if it cannot be written, or if it holds another run. After a ConfigError in
-    the block, all new files are removed, unless a round was played or an update released. After another failure before
-    any client joined, only the logs remain.
+    `tables` are those of the run's experiment, with every value in force. ConfigError if another process uses it, if it
+    cannot be written, or if it holds another run. After a ConfigError in the block, all new files are removed, unless a
+    round was played or an update released, and a run is as long as before, unless one of its new rounds was begun.
+    After another failure before any client joined, only the logs remain.
     """
     missing = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
     try:
         prepare_folder(run_dir, f"--run-dir {run_dir}")
         before = {name for name in _MADE if (run_dir / name).exists()}
         with locked(run_dir / "lock", f"run directory {run_dir}") as lock:
+            config = (run_dir / "config.toml").read_bytes() if "config.toml" in before else b""
             try:
                 _begin_or_go_on(tables, run_dir, resume=resume)
                 yield lock
@@ -119,6 +120,8 @@ def made_run_dir(tables: Tables, run_dir: Path, *, resume: bool = False) -> Iter
                     kept = before | (set() if is_refused else _LOGS)  # the logs help to explain a failure
                     _remove(run_dir / name for name in _MADE if name not in kept)
                     _remove_empty(missing)
+                elif config and is_refused and config != (run_dir / "config.toml").read_bytes():
+                    _take_back_rounds(run_dir, config)
                 raise
     except OSError as error:
         if not _is_of(error, run_dir):
@@ -163,17 +166,15 @@ def stored_experiment(run_dir: Path) -> Experiment:
 def _begin_or_go_on(tables: Tables, run_dir: Path, *, resume: bool) -> None:
     """Bind the run to its configuration. A new run writes config.toml; a resumed run may only differ in more rounds."""
     _refuse_place(run_dir, resume=resume)
-    if (run_dir / "run.db").exists():
-        if _extends(tables, run_dir):
-            _extend(run_dir, tables)
-        text = (run_dir / "config.toml").read_bytes()
-    else:
-        text = config_toml(tables).encode()
-        write_durably(run_dir / "config.toml", text)
+    config = run_dir / "config.toml"
+    if not (run_dir / "run.db").exists():
+        write_durably(config, config_toml(tables).encode())
+    elif _extends(tables, run_dir):
+        _replace_config(run_dir, config_toml(tables).encode())
     with closing(Store(run_dir / "run.db")) as store:  # opening it finds damage before any process is started
         if store.meta(_CONFIG_DIGEST) is None:
             store.set_meta(_FILE_DIGESTS, json.dumps(_file_digests(tables)))
-            store.set_meta(_CONFIG_DIGEST, _digest(text))
+            store.set_meta(_CONFIG_DIGEST, _digest(config.read_bytes()))
 
 
 def _refuse_place(run_dir: Path, *, resume: bool) -> None:
@@ -234,9 +235,17 @@ def _extends(tables: Tables, run_dir: Path) -> bool:
     return bool(wanted > begun)
 
 
-def _extend(run_dir: Path, tables: Tables) -> None:
-    """Write the configuration with more rounds. Meanwhile the log holds the old and the new digest."""
-    path, text = run_dir / "config.toml", config_toml(tables).encode()
+def _take_back_rounds(run_dir: Path, config: bytes) -> None:
+    """Write the configuration from before the run got more rounds, unless one of these was begun."""
+    rounds = parse_experiment(config.decode()).experiment.rounds
+    is_at_work = meta_of(run_dir, SERVER_PHASE) == ServerPhase.AT_WORK  # a job of the next round may be out
+    if not _has_rows(run_dir / "run.db", f"rounds WHERE round > {rounds - is_at_work}"):
+        _replace_config(run_dir, config)
+
+
+def _replace_config(run_dir: Path, text: bytes) -> None:
+    """Write the configuration with other rounds. Meanwhile the log holds the old and the new digest."""
+    path = run_dir / "config.toml"
     with closing(Store(run_dir / "run.db")) as store:
         store.set_meta(_CONFIG_DIGEST, f"{_digest(path.read_bytes())} {_digest(text)}")
         write_durably(path, text)

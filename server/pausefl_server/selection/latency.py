@@ -34,8 +34,7 @@ def remember(recent: Recent, record: PolicyRound, table: ClientTable, discount: 
     taught = [o for o in record.observations if o.teaches]
     answered = table.rows(o.client_id for o in taught)
     missed = table.rows(miss.client_id for miss in record.misses if miss.teaches)
-    tau_min_s = table.effective_tau_min_s
-    rewards = 1.0 / np.maximum([o.latency_s for o in taught], tau_min_s)
+    rewards = 1.0 / np.maximum([o.latency_s for o in taught], table.effective_tau_min_s)
     rows, inverse_s = np.concatenate((answered, missed)), np.concatenate((rewards, np.zeros(len(missed))))
     is_again = record.round == recent.round
     if window:

@@ -137,8 +137,7 @@ def levels() -> FloatArray:
 @cache
 def standard_normal_quantiles() -> FloatArray:
     """The standard normal's quantiles at `levels`."""
-    standard = NormalDist()
-    return np.array([standard.inv_cdf(level) for level in levels()])
+    return np.array([*map(NormalDist().inv_cdf, levels())])
 
 
 def logarithm_of(mean: float, sd: float) -> NormalDist:

@@ -176,8 +176,7 @@ class MarkovDelay(Bounded):
         # Below `low` both states move to bad, from `high` on both to good; between them both stay, or both swap.
         becomes_bad, keeps = u < low, (low <= u) & (u < high)
         becomes_bad[0], keeps[0] = u[0] < self._bad_share, False
-        rounds = np.arange(last_round)
-        set_at = np.maximum.accumulate(np.where(keeps, 0, rounds))
+        set_at = np.maximum.accumulate(np.where(keeps, 0, np.arange(last_round)))
         swaps = np.cumsum(keeps) if self.to_bad > 1 - self.to_good else np.zeros(last_round, np.int64)
         bad: np.ndarray[tuple[int], np.dtype[np.bool_]] = becomes_bad[set_at] ^ ((swaps - swaps[set_at]) % 2 == 1)
         return bad

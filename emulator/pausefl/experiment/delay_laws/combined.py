@@ -161,6 +161,5 @@ def published_delay(k: int, clients: int, *, floor_s: float = 0.05, sd_s: float 
     ValueError for a floor or a standard deviation below 0.
     """
     half = clients // 2
-    fast = k < half
-    mean_s = floor_s + (0.2 - floor_s) * (k + 1) / half if fast else 0.7 + 0.2 * (k + 1 - half) / (clients - half)
+    mean_s = floor_s + (0.2 - floor_s) * (k + 1) / half if k < half else 0.7 + 0.2 * (k + 1 - half) / (clients - half)
     return Floor(Normal(mean_s, sd_s), floor_s)

@@ -207,8 +207,7 @@ class Empirical(Bounded):
         super().__post_init__()
 
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
-        picked = rng.integers(len(self.values_s), size=n)
-        return np.array([self.values_s[i] for i in picked])
+        return np.array([self.values_s[i] for i in rng.integers(len(self.values_s), size=n)])
 
     def points(self) -> FloatArray:
         ranked = np.sort(self.values_s)

@@ -104,8 +104,7 @@ class Insertion:
         if self.critical is None:
             return np.empty(0, np.int64), np.empty(0)
         selections = np.flatnonzero(self.chosen[:, self.critical])
-        total = np.cumsum(self.regret)
-        return np.diff(selections), np.diff(total[selections])
+        return np.diff(selections), np.diff(np.cumsum(self.regret)[selections])
 
 
 @dataclass(frozen=True)
