@@ -180,6 +180,9 @@ def test_every_built_in_name_stands_on_the_page_of_its_kind() -> None:
     for page, known in {**names, "events": [*EVENT_TYPES]}.items():
         text = (ROOT / f"docs/{page}.md").read_text("utf-8")
         assert [name for name in known if f"`{name}`" not in text] == [], f"docs/{page}.md lacks them"
+    for page in ("papers", "selection"):
+        rows = re.findall(r"^\| `([\w-]+)` ", (ROOT / f"docs/{page}.md").read_text("utf-8"), re.MULTILINE)
+        assert set(rows).difference(*REGISTRIES) == set(), f"docs/{page}.md has rows of names that are gone"
 
 
 def test_every_page_is_reached_from_the_readme() -> None:

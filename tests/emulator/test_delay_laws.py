@@ -19,7 +19,6 @@ from pausefl.experiment.delay_laws.changing import DayCycle, DelayDrift, MarkovD
 from pausefl.experiment.delay_laws.combined import Floor, Mixture, Scale, Sum, published_delay
 from pausefl.experiment.delay_laws.laws import (
     Constant,
-    Empirical,
     Exponential,
     Gamma,
     LogNormal,
@@ -27,6 +26,7 @@ from pausefl.experiment.delay_laws.laws import (
     Normal,
     Pareto,
     Recorded,
+    Values,
     Weibull,
 )
 from pausefl.experiment.delays.laws import DELAYS
@@ -60,7 +60,7 @@ VARYING: dict[str, Delay] = {
     "constant": Constant(0.2),
     "none": NoDelay(),
     "empirical": Recorded((0.1, 0.2, 0.4)),
-    "values": Empirical((0.1, 0.2, 0.4)),
+    "values": Values((0.1, 0.2, 0.4)),
     "mixture": Mixture((Constant(0.1), Gamma(0.5, 3.0)), (0.75, 0.25)),
     "floor": Floor(Normal(0.1, 0.1), 0.05),
     "markov": MarkovDelay(Constant(0.1), Gamma(1.0, 4.0), 0.1, 0.3, path=3),
@@ -127,8 +127,8 @@ class Alternating(SampledDelay):
         (Gamma(0.3, 1.0), 0.3, math.inf),
         (Weibull(0.3, 1.0), 0.3, math.inf),
         (Pareto(0.1, 1.0), math.inf, 5.0),
-        (Empirical((0.1, 0.2, 0.4)), 0.7 / 3, 17.5 / 3),
-        (Empirical((0.0, 0.2)), 0.1, math.inf),
+        (Values((0.1, 0.2, 0.4)), 0.7 / 3, 17.5 / 3),
+        (Values((0.0, 0.2)), 0.1, math.inf),
         (Mixture((Constant(0.1), Constant(0.5)), (0.75, 0.25)), 0.2, 8.0),
         (Mixture((Constant(0.1), NoDelay()), (1.0, 0.0)), 0.1, 10.0),
         (Floor(Constant(0.3), 0.05), 0.3, 1 / 0.3),
@@ -198,7 +198,7 @@ def test_a_floor_never_lowers_the_mean(law: Delay, floor_s: float) -> None:
     ("law", "values_s", "shares"),
     [
         (Mixture((Constant(0.1), Constant(0.2), Constant(0.3)), (0.5, 0.3, 0.2)), [0.1, 0.2, 0.3], [0.5, 0.3, 0.2]),
-        (Empirical((0.4, 0.1, 0.2)), [0.1, 0.2, 0.4], [1 / 3] * 3),
+        (Values((0.4, 0.1, 0.2)), [0.1, 0.2, 0.4], [1 / 3] * 3),
     ],
 )
 def test_parts_and_measured_values_have_their_shares(law: Delay, values_s: list[float], shares: list[float]) -> None:
@@ -268,7 +268,7 @@ def test_the_state_of_a_round_is_that_of_the_chain_step_by_step(to_bad: float, t
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Empirical(()), "must hold at least one value"),
+        (lambda: Values(()), "must hold at least one value"),
         (lambda: Sum(()), "must hold at least one law"),
         (lambda: Mixture((Constant(0.1),), (0.9,)), r"weights = \[0.9\]: must sum to 1, not 0.9"),
         (lambda: Mixture((Constant(0.1),), (0.5, 0.5)), r"must be as many as the laws in of \(1\)"),

@@ -20,12 +20,12 @@ from pausefl.experiment.delay_laws.changing import MarkovDelay
 from pausefl.experiment.delay_laws.combined import Mixture
 from pausefl.experiment.delay_laws.laws import (
     Constant,
-    Empirical,
     Exponential,
     Gamma,
     LogNormal,
     Normal,
     Pareto,
+    Values,
     Weibull,
 )
 from pausefl.experiment.experiment import parse_experiment
@@ -76,7 +76,7 @@ def test_few_values_are_their_own_law_and_independent_latencies_get_no_memory() 
     few = drawn(Exponential(0.3), LEAST_VALUES - 1)
     fitted = fit_law(few)
     assert fitted.table["kind"] == "values"
-    assert isinstance(fitted.law, Empirical)
+    assert isinstance(fitted.law, Values)
     assert fitted.law.values_s == pytest.approx(np.sort(few.seconds), rel=1e-5)
     assert "markov" not in [fit_law(drawn(LogNormal(0.2, 0.1), 300, seed)).table["kind"] for seed in range(8)]
 
@@ -336,7 +336,7 @@ def test_a_published_file_can_be_the_delays_of_an_experiment(name: str, tmp_path
     named = {"client_column": "client"} if form == "csv" else {}
     changes = {"clients.count": len(published.latencies_ms), "selection.m": 1, "latency.delay": table | named}
     for law, client in zip(delays_of(pausefl.load("demo", changes)).values(), published.latencies_ms, strict=True):
-        assert isinstance(law, Empirical)
+        assert isinstance(law, Values)
         assert all(published.has(value, client) for value in law.values_s)
 
 

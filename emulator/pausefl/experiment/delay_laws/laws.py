@@ -195,7 +195,7 @@ class Pareto(Bounded):
 
 
 @dataclass(frozen=True)
-class Empirical(Bounded):
+class Values(Bounded):
     """Measured values, each equally likely, drawn with replacement."""
 
     values_s: tuple[NonNegative, ...]
@@ -227,7 +227,7 @@ class Empirical(Bounded):
 
 
 @dataclass(frozen=True)
-class Recorded(Empirical):
+class Recorded(Values):
     """Measured values in the order of their measurement, one for each round. After the last value comes the first."""
 
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:

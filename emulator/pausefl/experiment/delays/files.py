@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from pausefl.experiment.delay_laws.laws import Empirical, Recorded
+from pausefl.experiment.delay_laws.laws import Recorded, Values
 from pausefl.experiment.measured.censoring import equal_values
 from pausefl.experiment.measured.reading import Probe, Reading, in_order
 
@@ -32,7 +32,7 @@ class MeasuredDelays(Reading):
     """ "drawn": values are drawn with replacement. "recorded": round t has the t-th value, and after the last comes
     the first."""
 
-    def law(self, client: ClientPlace) -> Empirical | Recorded:
+    def law(self, client: ClientPlace) -> Values | Recorded:
         """The law of one client. Raises ValueError that names the key, or the file and the line.
 
         If the file names any of the experiment's clients, clients are looked up by id. If it only has other names, the
@@ -41,8 +41,8 @@ class MeasuredDelays(Reading):
         by_client = _by_client(self, _state(self.file))
         values, is_lost = in_order(by_client[self._name(client, list(by_client))])
         if self.order == "recorded" or not is_lost.any():
-            return (Recorded if self.order == "recorded" else Empirical)(tuple(values.tolist()))
-        return Empirical(tuple(equal_values(values[~is_lost], values[is_lost]).tolist()))
+            return (Recorded if self.order == "recorded" else Values)(tuple(values.tolist()))
+        return Values(tuple(equal_values(values[~is_lost], values[is_lost]).tolist()))
 
     def _name(self, client: ClientPlace, names: Sequence[str]) -> str:
         if not self.is_by_client:

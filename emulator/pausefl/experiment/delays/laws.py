@@ -60,7 +60,7 @@ DELAYS = Registry(
         "weibull": laws.Weibull,
         "pareto": laws.Pareto,
         "empirical": MeasuredDelays,
-        "values": laws.Empirical,
+        "values": laws.Values,
         "sum": combined.Sum,
         "mixture": combined.Mixture,
         "floor": Floor,
