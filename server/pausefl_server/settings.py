@@ -149,7 +149,7 @@ class ServerSettings(RoundSettings):
     @property
     def mixes_models(self) -> bool:
         """Whether a step needs the models that its updates were made from."""
-        return self.is_asynchronous and self.asynchronous.rule != "fedbuff"
+        return self.is_asynchronous and self.asynchronous.mixed_share > 0
 
     @property
     def models_kept(self) -> int:

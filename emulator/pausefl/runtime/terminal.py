@@ -281,8 +281,7 @@ def _bar(progress: RunProgress, last: RoundCommitted) -> Table:
     bar.add_column(ratio=1)
     bar.add_column(no_wrap=True)
     times = [f"{_duration(progress.last_s - progress.began_s)} elapsed", *([f"{_duration(left)} left"] if left else [])]
-    words = f"round {done}/{total}  {', '.join(times)}"
-    bar.add_row(ProgressBar(total=total, completed=done), Text(words))
+    bar.add_row(ProgressBar(total=total, completed=done), Text(f"round {done}/{total}  {', '.join(times)}"))
     return bar
 
 

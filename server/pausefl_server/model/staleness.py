@@ -89,6 +89,11 @@ class AsynchronousSteps:
     alpha: PositiveShare = 0.6
     """Rule "fedasync": α, the share of the client's model in the next one, before s(τ)."""
 
+    @property
+    def mixed_share(self) -> float:
+        """The share of its client's own model that an update mixes into the next one; 0: it adds a change."""
+        return {"fedbuff": 0.0, "fedasync": self.alpha, "fedat": 1.0}[self.rule]
+
 
 @dataclass(frozen=True)
 class Asynchronous(AsynchronousSteps):

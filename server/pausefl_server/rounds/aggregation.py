@@ -94,12 +94,12 @@ def aggregate(
 
 
 def mixed(update: WeightedUpdate, steps: Asynchronous, model: GlobalModel) -> WeightedUpdate:
-    """The update as the change that mixes its client's own model into this one, by α; the same unless it has a base."""
+    """The update as the change that mixes its client's own model into this one; the same unless it has a base."""
     if update.base is None:
         return update
     vector, d = update.vector.copy(), update.vector.size - model.statistics_size
     vector[:d] += update.base[:d] - model.theta[:d]
-    vector[:d] *= np.float32(steps.alpha if steps.rule == "fedasync" else 1.0)
+    vector[:d] *= np.float32(steps.mixed_share)
     return replace(update, vector=vector)
 
 

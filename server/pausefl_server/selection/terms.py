@@ -11,8 +11,7 @@ from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_server.clients import ClientTable
 from pausefl_server.selection.base import Context
 
-NO_TIER = -1
-"""What stands in place of a tier for a client that is in none."""
+NO_TIER = -1  # in place of a tier, for a client that is in none
 
 
 def rows_in_tie_order(context: Context) -> IntArray:

@@ -251,8 +251,7 @@ def breakdown(run: RunData) -> Figure:
     """The mean time of each client's exchanges by part, as stacked bars."""
     ids, of_client = np.unique(run.breakdown["client_id"], return_inverse=True)
     mean_s = {part: np.bincount(of_client, run.breakdown[part]) / np.bincount(of_client) for part in PARTS}
-    total_s = np.sum(list(mean_s.values()), axis=0)
-    order = np.argsort(total_s)
+    order = np.argsort(np.sum(list(mean_s.values()), axis=0))
     figure, axes = new_figure("Where the time goes", "client, by exchange", _in_seconds(run, "mean exchange"), 4.0)
     bottom_s = np.zeros(len(ids))
     for part, (label, colour) in PARTS.items():

@@ -159,8 +159,7 @@ def draw_simulations(
                 draw_band(axes, [(each["round"], each[name]) for each in of_policy], looks[policy], policy)
         axes.set(title=panels[name][0], xlabel=turn(summary), ylabel=panels[name][1])
     legend_above(figure)
-    n_seeds = max(map(len, curves.values()))
-    lines = (textwrap.fill(note, 130) for note in (seeds_note(n_seeds, "band"), *notes))
+    lines = (textwrap.fill(note, 130) for note in (seeds_note(max(map(len, curves.values())), "band"), *notes))
     figure.supxlabel("\n".join(lines), fontsize=9)
     return figure
 

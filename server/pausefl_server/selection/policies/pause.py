@@ -171,9 +171,8 @@ class Pause(Policy):
         rows = rows_in_tie_order(context)
         unseen = np.flatnonzero(context.table.chosen[rows] == 0)
         if len(unseen) >= self.m:
-            choice = self._among(state, context, rows[unseen])
             # All their latencies are unknown. With a constant ucb, the value decides, and energies stay finite.
-            return replace(choice, ucb=np.zeros(len(unseen)))
+            return replace(self._among(state, context, rows[unseen]), ucb=np.zeros(len(unseen)))
         return replace(self._among(state, context, rows), forced=unseen)
 
     def _among(self, state: Recent | None, context: Context, rows: IntArray) -> Choice:
