@@ -89,6 +89,7 @@ MISTAKES = [
     ("selection.pause.reward=r1", "selection.pause.reward = 'r1'", "'R1' or 'R2'"),
     ("selection.sa-pause.phi_g=3", "selection.sa-pause.phi_g = 3", "valid string"),
     ("tls.ca=3", "tls.ca = 3", "valid string"),
+    ("admission.clients=3", "admission.clients = 3", "a list or a valid string"),
     # keys that depend on each other
     ("evaluation.address=evaluator", 'evaluation.address = "evaluator"', "HOST:PORT"),
     ("tls.key=a.key", 'tls.key = "a.key"', "needs tls.certificate as well"),

@@ -63,7 +63,7 @@ def explain(error: ValidationError, model: type[BaseModel] | None, table: str = 
 
 
 def _path(mistake: "ErrorDetails") -> list[str]:
-    within = ("constrained-", "literal[", "function-", "[key]")
+    within = ("constrained-", "literal[", "function-", "tuple[", "[key]")
     path = [str(part) for part in mistake["loc"] if not str(part).startswith(within)]
     # The path of a union ends with the type of a member, which is no part of the key.
     while path and path[-1] in {"float", "int", "str", "bool"}:
