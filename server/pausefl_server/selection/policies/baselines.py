@@ -81,8 +81,6 @@ class Clustered(Policy):
         """The rows that each of these generators draws in this context, one per urn."""
         rows = rows_in_tie_order(context)
         sizes = context.table.n_examples[rows]
-        if not sizes.any():
-            sizes = np.ones(len(rows), np.int64)
         largest_first = (-sizes).argsort(kind="stable")
         ends, urn = (self.m * sizes[largest_first]).cumsum(), int(sizes.sum())
         begins, rows = np.arange(self.m) * urn, rows[largest_first]
