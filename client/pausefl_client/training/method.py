@@ -160,7 +160,9 @@ def checked_losses(losses: object, method: TrainingMethod) -> list[torch.Tensor]
     """`losses` itself. ConfigError unless it is a non-empty list of tensors."""
     if isinstance(losses, list) and losses and all(isinstance(loss, torch.Tensor) for loss in losses):
         return losses
-    found = type(losses).__name__ if not isinstance(losses, list) else "a list of others" if losses else "an empty list"
+    found = "a list of others" if losses else "an empty list"
+    if not isinstance(losses, list):
+        found = type(losses).__name__
     raise _wrong(method, "local_steps", "a list of tensors, the loss of each step", found)
 
 
