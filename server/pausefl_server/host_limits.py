@@ -81,8 +81,7 @@ class HostLimits:
 
 def ordered(doubts: Iterable[str]) -> tuple[str, ...]:
     """These doubts, each once, in the order of `DOUBTS`."""
-    found = set(doubts)
-    return tuple(doubt for doubt in DOUBTS if doubt in found)
+    return tuple(sorted({*DOUBTS} & {*doubts}, key=[*DOUBTS].index))
 
 
 def clients_behind(doubt: str, observations: Iterable[Observation]) -> list[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pausefl_process.global_generators import seeded_server_code
+from pausefl_proto.errors import PauseflError
 from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
 from pausefl_server.model.global_model import GlobalModel
@@ -85,7 +86,10 @@ class RunState:
                 usual_s = self.usual_propagation_s.get(o.client_id, o.timing.propagation_s)
                 self.usual_propagation_s[o.client_id] = usual_s + (o.timing.propagation_s - usual_s) / 8
         with seeded_server_code(self.table.seed, "policy", (record.round, self.failed_attempts), self.policy):
-            self.policy_state = self.policy.observe(self.policy_state, seen_by_policy(record), self.table)
+            state = self.policy.observe(self.policy_state, seen_by_policy(record), self.table)
+        if state is None and self.policy_state is not None:
+            raise PauseflError(f"selection.policy: in round {record.round} its observe returned None: must be a state")
+        self.policy_state = state
         self.total_latency_s += record.round_latency_s
         self.missed_jobs += len(record.missed)
         self.wall_clock_s = record.wall_clock_s

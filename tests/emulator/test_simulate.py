@@ -228,8 +228,7 @@ def test_clients_count_for_their_own_share_of_the_data_and_for_no_more_than_in_a
     for share_max in (1.0, 0.2):
         text = CONFIG.format(policy="pause", partition="iid") + f"[aggregation]\nweight_share_max = {share_max}\n"
         setting = setting_of(parse_experiment(text, {"clients.examples_max": 10_000}))
-        examples = dict.fromkeys(setting.laws, 100) | {min(setting.laws): 2000}
-        setting = dataclasses.replace(setting, examples=examples)
+        setting = dataclasses.replace(setting, examples=dict.fromkeys(setting.laws, 100) | {min(setting.laws): 2000})
         shares.append(simulate(Pause(3, gamma=0.0), setting, 60).chosen[0] / 180)
     assert shares[1] < 0.9 * shares[0]
 
@@ -244,7 +243,10 @@ class Fixed(Policy):
         return Selection(np.array(self.rows, np.int64))
 
 
-def test_what_cannot_be_played_is_not_simulated() -> None:
+def test_what_cannot_be_played_is_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FedAt, "observe", lambda *_: None)
+    with pytest.raises(PauseflError, match=r"selection\.policy: in round 1 its observe returned None"):
+        simulate(FedAt(4), published(10), 5)
     for rows in ([-1, 0], [0, 0, 1], [99], []):
         with pytest.raises(PauseflError, match=r"selection\.policy: in round 1 it chose row"):
             simulate(Fixed(4, rows=tuple(rows)), published(10), 5)

@@ -209,8 +209,7 @@ def simulate_fast(policy: Policy, setting: Setting, rounds: int) -> SimulationRe
             known = t, ordered_s, picks, isinstance(policy, Ucb), share, mu, setting.tau_min_s, policy.m
             kernel.play(*known, weights, chosen, released, inverse_s, gained)
             t += len(latency_s)
-            spent = budget.spent(int(released.max())) if budget else 0.0
-            curves.add(t - 1, gained, spent)
+            curves.add(t - 1, gained, budget.spent(int(released.max())) if budget else 0.0)
     table.chosen[order] = chosen
     return curves.result(table, np.zeros(len(table), np.int64))
 

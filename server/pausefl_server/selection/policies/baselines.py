@@ -41,8 +41,7 @@ class Random(Policy):
     def draws(self, context: Context, rngs: Iterable[np.random.Generator]) -> Iterator[IntArray]:
         """The rows that each of these generators draws in this context."""
         rows = rows_in_tie_order(context)  # so that the draw does not depend on the order of rows
-        m = min(self.m, len(rows))
-        return (rng.choice(rows, m, replace=False) for rng in rngs)
+        return (rng.choice(rows, min(self.m, len(rows)), replace=False) for rng in rngs)
 
 
 @dataclass(frozen=True)
