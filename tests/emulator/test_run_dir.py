@@ -212,8 +212,9 @@ def test_nothing_but_more_rounds_extends_a_run_and_a_refusal_takes_them_back(tmp
         begin(run_dir, experiment(rounds=2), resume=True)
     longer = in_force(experiment(rounds=9))
     with closing(Store(run_dir / "run.db")) as store:
-        store.commit_round(RoundRecord(3, 1, ()))
-        for is_idle, rounds in ((True, 3), (False, 9)):  # else a job of round 4 may be out
+        for played, is_idle, rounds in ((0, True, 3), (3, True, 3), (0, False, 9)):  # else a job of round 4 may be out
+            if played:
+                store.commit_round(RoundRecord(played, 1, ()))
             with pytest.raises(ConfigError, match="refused"), made_run_dir(longer, run_dir, resume=True):
                 store.save_late_events(4, [], is_end=is_idle)
                 raise ConfigError("refused")

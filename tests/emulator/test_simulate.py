@@ -205,8 +205,7 @@ def test_deadlines_are_in_real_time(policy: str, time_scale: float, timeout_s: f
         text += f"[server]\nrest_rounds_max = 0\nround_timeout_s = {json.dumps(timeout_s)}\n"
         text += f"[latency]\ntime_scale = {time_scale}\n[latency.delay]\nkind = 'constant'\nvalue_s = {delay_s}\n"
         experiment = parse_experiment(text)
-        setting = setting_of(experiment)
-        result = simulate(selected_policy(experiment.selection), setting, 30)
+        result = simulate(selected_policy(experiment.selection), setting_of(experiment), 30)
         assert result.missed.sum() == missed
 
 

@@ -107,7 +107,7 @@ def made_run_dir(tables: Tables, run_dir: Path, *, resume: bool = False) -> Iter
         prepare_folder(run_dir, f"--run-dir {run_dir}")
         before = {name for name in _MADE if (run_dir / name).exists()}
         with locked(run_dir / "lock", f"run directory {run_dir}") as lock:
-            config = (run_dir / "config.toml").read_bytes() if "config.toml" in before else b""
+            config = (run_dir / "config.toml").read_bytes() if {"config.toml", "run.db"} <= before else b""
             try:
                 _begin_or_go_on(tables, run_dir, resume=resume)
                 yield lock
@@ -120,7 +120,7 @@ def made_run_dir(tables: Tables, run_dir: Path, *, resume: bool = False) -> Iter
                     kept = before | (set() if is_refused else _LOGS)  # the logs help to explain a failure
                     _remove(run_dir / name for name in _MADE if name not in kept)
                     _remove_empty(missing)
-                elif config and is_refused and config != (run_dir / "config.toml").read_bytes():
+                if config and is_refused and config != (run_dir / "config.toml").read_bytes():
                     _take_back_rounds(run_dir, config)
                 raise
     except OSError as error:
