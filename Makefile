@@ -54,7 +54,7 @@ test-package: $(READY)
 test-floors: $(READY)
 	$(BIN)/python tests/check_floors.py build/floors
 
-# A day of ten staying clients in ten minutes: three runs, a server killed twice, a link cut, an evaluator stopped, a client
+# A day of ten staying clients in a minute or two: three runs, a server killed twice, a link cut, an evaluator stopped, a client
 # locked out. For root with `ip`, clients have network namespaces; for others they are processes of this machine.
 # FLEET_CLIENTS=4 is shorter.
 test-fleet: $(READY)

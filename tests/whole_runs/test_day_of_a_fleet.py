@@ -1,4 +1,4 @@
-"""A day of a standing fleet in ten minutes (`make test-fleet`): three runs with all kinds of faults; no ε is lost.
+"""A day of a standing fleet in a minute or two (`make test-fleet`): three runs with all kinds of faults; no ε is lost.
 
 For root with `ip`, each client has a host of its own, a network namespace. For other users, clients are processes of
 this machine.
